@@ -136,9 +136,13 @@ sbom: .venv-build/.ready
 	mkdir -p dist
 	.venv-build/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --output-file dist/atoll.cdx.json requirements.lock
 
-# Lints the file of the container; build it where there is an engine.
+# Lints the file of the container, and builds it where podman or docker runs.
 container: .venv-build/.ready
 	.venv-build/bin/hadolint --failure-threshold info Containerfile
+	@for engine in podman docker; do \
+	  if $$engine info >/dev/null 2>&1; then \
+	    exec $$engine build --file Containerfile --tag atoll-site .; fi; \
+	done; echo "neither podman nor docker runs here: linted only"
 
 .venv-build/.ready: constraints.txt
 	test -d .venv-build || $(PYTHON) -m venv .venv-build

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes the pictures of the report, on a desktop and on a dark phone, and of the watch from real
-# runs: docs/picture.sh ATOLL FOLDER, or some of them with a third word, report or watch.
+# Makes the pictures of reports and of the watch from real runs: docs/picture.sh ATOLL FOLDER,
+# or some of them with a third word: report, gallery or watch.
 set -eu
 atoll=$(realpath "$1")
 out=$(realpath "$2")
@@ -22,6 +22,14 @@ report() {
   shot --window-size=390,1500 --blink-settings=preferredColorScheme=0 \
     --screenshot="$out/report-phone.png" "file://$folder/phone.html"
 }
+# The first screen of the other three demos.
+gallery() {
+  for name in vertical text models; do
+    "$atoll" run "demo-$name" --quiet --out "$name"
+    "$atoll" report "$name" -o "$name.html"
+    shot --window-size=1080,1240 --screenshot="$out/report-$name.png" "file://$folder/$name.html"
+  done
+}
 # The watch: a long run is going on.
 watched() {
   "$atoll" run fedavg --set split=classes --set stages=3 --set rounds=300 --set score_every=1 --quiet --out live/staged &
@@ -32,8 +40,9 @@ watched() {
   sleep 5
   shot --window-size=1080,820 --timeout=4000 --screenshot="$out/watch.png" http://127.0.0.1:8231/
 }
-case "${3:-both}" in
+case "${3:-all}" in
   report) report ;;
+  gallery) gallery ;;
   watch) watched ;;
-  both) report; watched ;;
+  all) report; gallery; watched ;;
 esac

@@ -114,13 +114,15 @@ def sources() -> set[str]:
 
 
 def interpreter(version: str) -> str:
-    """The path of a Python that can start; a shim of a missing version cannot."""
+    """The path of a Python that can start; a shim of pyenv cannot where it is not chosen."""
     if sys.version_info[:2] == tuple(map(int, version.split("."))):
         return sys.executable
-    path = shutil.which(f"python{version}")
-    if path is None or subprocess.run([path, "-V"], check=False, capture_output=True).returncode:
-        pytest.skip(f"needs Python {version}")
-    return path
+    paths = [shutil.which(f"python{version}")]
+    paths += map(str, sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python")))
+    for path in paths:
+        if path and not subprocess.run([path, "-V"], check=False, capture_output=True).returncode:
+            return path
+    pytest.skip(f"needs Python {version}")
 
 
 def call(folder: Path, *command: str) -> str:
@@ -200,6 +202,9 @@ def test_the_tour_runs_from_the_wheel_in_a_script_and_in_a_notebook(tmp_path: Pa
     assert "pip install 'atoll[pandas]'" in call(tmp_path, python, "-c", WITHOUT_PANDAS)
     install(tmp_path, f"{only('*.whl')}[pandas,notebook]")
     assert call(tmp_path, python, "tour.py").endswith("the tour has ended\n")
-    displayed = call(tmp_path, python, "-c", NOTEBOOK)
+    notebook = tmp_path / "notebook"  # both begin with the same run in the same place
+    notebook.mkdir()
+    (tmp_path / "tour.py").rename(notebook / "tour.py")
+    displayed = call(notebook, python, "-c", NOTEBOOK)
     assert displayed.count("<svg") == 2  # the gain plots beside the verdicts of both runs
     assert "the tour has ended" in displayed

@@ -162,6 +162,33 @@ def test_report_predict_and_export(run: atoll.Result) -> None:
     assert all((path / "model.safetensors").exists() for path in homes.values())
 
 
+def test_a_label_that_is_a_number_is_predicted_as_one() -> None:
+    age = [20.5 + 7 * i % 31 for i in range(60)]
+    table = {"age": age, "cost": [100.25 + value + i % 5 for i, value in enumerate(age)]}
+    small: dict[str, Any] = {"rounds": 1, "widths": [4], "answer": False, "seeds": range(2)}
+    data = {"a": Frame(**table), "b": Frame(**table)}
+    result = atoll.run("fedavg", data=data, label="cost", **small)
+    numbers = result.predict(Frame(age=[20.0, 79.0]), site="a")
+    assert numbers.shape == (2,)
+    assert ((numbers > 50) & (numbers < 250)).all()  # in the unit of the label
+    each = [atoll.load(one.folder).predict(Frame(age=[20.0, 79.0]), "a") for one in result.runs]
+    assert numbers == pytest.approx(sum(each) / 2, rel=1e-4)
+    with pytest.raises(UserError, match="use predict"):
+        result.predict_proba(Frame(age=[20.0]), site="a")
+
+
+def test_a_missing_column_and_an_unknown_word_are_warnings() -> None:
+    words = ["f" if i % 3 else "m" for i in range(60)]
+    table = {"age": [float(i % 31) for i in range(60)], "sex": words, "sick": ["yes", "no"] * 30}
+    small: dict[str, Any] = {"rounds": 1, "widths": [4], "answer": False}
+    data = {"a": Frame(**table), "b": Frame(**table)}
+    result = atoll.run("fedavg", data=data, label="sick", **small)
+    with pytest.warns(UserWarning, match="no column 'sex': taken as missing"):
+        result.predict(Frame(age=[1.5]), site="a")
+    with pytest.warns(UserWarning, match="1 values of 'sex' were never seen"):
+        result.predict(Frame(age=[1.5], sex=["x"]), site="a")
+
+
 def test_two_results_side_by_side(run: atoll.Result) -> None:
     other = atoll.run("fedavg", out="other", data=run.config["data"], seeds=range(2), rounds=2,
                       widths=[4], epochs=1, engine={"mode": "loop"}, answer=False)  # fmt: skip
@@ -238,9 +265,12 @@ def test_a_sweep_over_lists_of_values() -> None:
         ({"klients": 2}, r"unknown option 'klients' \(keyword arguments\): did you mean 'clients'"),
         ({"label": "sick"}, r"unknown option 'label' \(keyword arguments\)"),
         ({"name.x": 1}, r"\(keyword argument name\.x\)"),
+        ({"lable": "sick"}, "did you mean 'label'"),
         ({"seeds": []}, "give each once"),
+        ({"seeds": 3}, r"seeds=3 has no numbers \(seeds\): give whole numbers: seeds=range\(5\)"),
+        ({"seeds": ["a"]}, "give whole numbers"),
         ({"seeds": [0], "seed": 1}, "both seed and seeds"),
-        ({"data": {"basel": 3}}, "the table of 'basel' is a int"),
+        ({"data": {"basel": 3}}, "the table of 'basel' has the type int"),
         ({"data": (np.zeros(3), np.zeros(3))}, "arrays of the shapes"),
     ],
 )
@@ -269,6 +299,28 @@ def test_an_entry_of_a_config_in_a_remedy_is_a_keyword_argument() -> None:
     with pytest.raises(UserError) as raised, keyword_errors():
         raise UserError("dates", "[data]", example)
     assert raised.value.remedy == "write ignore = [...] or dates='days'"
+
+
+def test_an_error_in_a_folder_that_is_used_names_resume_as_an_argument(run: atoll.Result) -> None:
+    with pytest.raises(UserError) as raised:
+        atoll.run("fedavg", out=run.folder / "seed-0", data="wine")
+    assert raised.value.remedy == "choose another out=, or resume=True to go on with the run in it"
+
+
+def test_calls_without_runs_or_values() -> None:
+    for call in (atoll.compare, atoll.answer):
+        with pytest.raises(UserError, match="no runs"):
+            call()
+    with pytest.raises(UserError, match=r"an axis without values \(rate\): give a value: rate="):
+        atoll.sweep("fedavg", data="wine", rate=[])
+
+
+def test_a_config_may_be_a_path(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text('data = "wine"\nrounds = 1\nmethod = "fedavg"\nmodel = { widths = [4] }\n')
+    assert atoll.run(file, clients=2, answer=False).config["name"] == "own"
+    with pytest.raises(UserError, match="'3' is not a preset"):
+        atoll.run(3)  # type: ignore[arg-type]
 
 
 def test_importing_atoll_imports_nothing_heavy() -> None:

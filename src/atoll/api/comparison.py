@@ -58,6 +58,8 @@ def compare(*several: Result | str | Path) -> Comparison:
     for one in several:
         result = one if isinstance(one, Result) else load(one)
         folders += [run.folder for run in result.runs]
+    if not folders:
+        raise UserError("no runs", "atoll.compare", "give results, or folders of runs")
     groups = gather(list(dict.fromkeys(folders)))
     if len(groups) < 2:
         remedy = "give results of different configs; a result has all seeds of one"

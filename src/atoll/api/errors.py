@@ -11,6 +11,7 @@ __all__ = ["keyword_errors"]
 
 CHANGES = re.compile(r"--(?:set|axis)\b")  # options of the command that take key=value
 FLAG = re.compile(r"--([a-z][a-z-]*)(?: ([\w./]+))?")
+SWITCHES = {"resume"}  # keyword arguments that are true or false: a word after them is no value
 FULL = "write it in full"
 ENTRY = re.compile(r"\b([a-z_]+) = (\{ .* \}|\[.*?\])(?: in \[data\])?")  # as TOML has it
 
@@ -57,4 +58,6 @@ def _entry(match: re.Match[str]) -> str:
 
 def _keyword(match: re.Match[str]) -> str:
     name, value = match[1].replace("-", "_"), match[2]
+    if name in SWITCHES:
+        return f"{name}=True{match[0].removeprefix(f'--{match[1]}')}"
     return f'{name}="{value}"' if value else f"{name}="

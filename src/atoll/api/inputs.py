@@ -25,12 +25,14 @@ TABLE_OPTIONS = {field.name for field in dataclasses.fields(TableOptions)} - {"f
 IMAGE_OPTIONS = {*inspect.signature(image_files).parameters} - {"images"}
 
 
-def values_of(what: str, changes: Mapping[str, Any], tables: Path = TABLES) -> dict[str, Any]:
+def values_of(
+    what: str | Path, changes: Mapping[str, Any], tables: Path = TABLES
+) -> dict[str, Any]:
     """The values of a config: a preset, a method or a TOML file, with keyword arguments applied.
 
     Tables in memory become files below `tables`.
     """
-    values, keywords = read(what), dict(changes)
+    values, keywords = read(str(what)), dict(changes)
     data = _in_memory(keywords, tables)
     if data is not None:
         keywords["data"] = data
@@ -72,9 +74,9 @@ def _imported_name(network: Any) -> str:
     return f"{module}:{name}" if same else ""
 
 
-def config_of(what: str, changes: Mapping[str, Any]) -> RunConfig:
+def config_of(what: str | Path, changes: Mapping[str, Any]) -> RunConfig:
     """The whole config of a call, every option checked."""
-    return resolve(values_of(what, changes), what)
+    return resolve(values_of(what, changes), str(what))
 
 
 def _in_memory(keywords: dict[str, Any], tables: Path) -> dict[str, Any] | None:
@@ -99,7 +101,11 @@ def _in_memory(keywords: dict[str, Any], tables: Path) -> dict[str, Any] | None:
 
 def seed_numbers(seeds: Iterable[int], changes: Mapping[str, Any]) -> list[int]:
     """The seeds of several runs, each once."""
-    numbers = [int(seed) for seed in seeds]
+    try:
+        numbers = [int(seed) for seed in seeds]
+    except (TypeError, ValueError):
+        remedy = "give whole numbers: seeds=range(5)"
+        raise UserError(f"seeds={seeds!r} has no numbers", "seeds", remedy) from None
     if "seed" in changes:
         raise UserError("both seed and seeds", "seeds", "give one of the two")
     if not numbers or len(set(numbers)) < len(numbers):

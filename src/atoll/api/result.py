@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -195,27 +196,41 @@ class Result:
         return dataclasses.replace(first, others=tuple(others))
 
     def predict(self, rows: Any, site: str, model: str = "", task: str = "") -> Array:
-        """The class of each row by the model of one site.
+        """The class of each row by the model of one site; in regression, its number.
 
-        `rows` is a table in memory as `atoll.run` takes it, or the path of a file.
+        `rows` is a table in memory as `atoll.run` takes it, or the path of a file. A column that
+        is missing, or a word that no training row had, is a warning.
         """
-        probabilities = self.predict_proba(rows, site, model, task)
+        outputs = self._outputs(rows, site, model, task)
+        if self.runs[0].regression:
+            return outputs[:, 0]
         classes: Array = np.array(self.runs[0].recipe["classes"])
-        return np.asarray(classes[probabilities.argmax(1)])
+        return np.asarray(classes[outputs.argmax(1)])
 
     def predict_proba(self, rows: Any, site: str, model: str = "", task: str = "") -> Array:
         """The probability of each class of each row; classes as `predict` names them."""
+        if self.runs[0].regression:
+            raise UserError("a number has no classes", "predict_proba", "use predict")
+        return self._outputs(rows, site, model, task)
+
+    def _outputs(self, rows: Any, site: str, model: str, task: str) -> Array:
+        """A column for each class with its probability; in regression, one with the number."""
         from atoll.runs.predict import images, tables, texts  # noqa: PLC0415 - torch
 
         with keyword_errors(), objects_in_memory(self.objects), TemporaryDirectory() as home:
             predictor = self._predictor(site, model, task)
             write = {"table": tables.predict, "image": images.predict, "text": texts.predict}
             predictions = Path(home) / "predictions.csv"
-            write[predictor.kind](predictor, _file(rows, Path(home)), predictions)
+            counts = write[predictor.kind](predictor, _file(rows, Path(home)), predictions)
             with predictions.open(encoding="utf-8", newline="") as file:
                 lines = list(csv.reader(file))[1:]
-        classes = len(predictor.recipe["classes"])
-        return np.array([[float(cell) for cell in line[-classes:]] for line in lines])
+        for name in counts.absent:
+            warnings.warn(f"no column '{name}': taken as missing", stacklevel=3)
+        for name, number in counts.unseen.items():
+            words = f"{number} values of '{name}' were never seen: taken as unknown"
+            warnings.warn(words, stacklevel=3)
+        width = len(predictor.recipe["classes"])  # in regression the label alone
+        return np.array([[float(cell) for cell in line[-width:]] for line in lines])
 
     def export(
         self, folder: str | Path, site: str = "", model: str = "", task: str = ""

@@ -1,7 +1,7 @@
 """The results of a sweep: one for each combination of the axes beside the seed."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,7 +71,9 @@ def _cell(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, list | tuple | dict) else value
 
 
-def grouped(members: Sequence[Point], runs: Sequence[Run], folder: Path) -> Sweep:
+def grouped(
+    members: Sequence[Point], runs: Sequence[Run], folder: Path, objects: Mapping[str, Any]
+) -> Sweep:
     """The runs of a sweep by their place on the axes beside the seed."""
     groups: dict[str, tuple[dict[str, Any], list[Run]]] = {}
     for point, run in zip(members, runs, strict=True):
@@ -80,5 +82,5 @@ def grouped(members: Sequence[Point], runs: Sequence[Run], folder: Path) -> Swee
     settings = []
     for axes, several in groups.values():
         home = several[0].folder if len(several) == 1 else folder
-        settings.append(Setting(axes, Result(home, tuple(several))))
+        settings.append(Setting(axes, Result(home, tuple(several), objects)))
     return Sweep(folder, tuple(settings))

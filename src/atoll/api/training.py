@@ -68,7 +68,10 @@ class _Plan:
 
 
 def _plan(
-    what: str, out: str | Path | None, seeds: Iterable[int] | None, changes: Mapping[str, Any]
+    what: str | Path,
+    out: str | Path | None,
+    seeds: Iterable[int] | None,
+    changes: Mapping[str, Any],
 ) -> _Plan:
     """Check a call before anything is trained."""
     changes, objects = named_objects(changes)
@@ -93,7 +96,7 @@ def _answer_or_warn(folders: list[Path], bar: Bar) -> None:
 
 
 def run(  # noqa: PLR0913 - what a caller may set, by keyword
-    what: str,
+    what: str | Path,
     out: str | Path | None = None,
     *,
     seeds: Iterable[int] | None = None,
@@ -155,6 +158,8 @@ def answer(*runs: str | Path | Result) -> dict[str, Any]:
     for one in runs:
         folders += [r.folder for r in one.runs] if isinstance(one, Result) else _runs_in(Path(one))
         objects |= one.objects if isinstance(one, Result) else {}
+    if not folders:
+        raise UserError("no runs", "atoll.answer", "give a result, or the folder of a run")
     with keyword_errors(), objects_in_memory(objects):
         return write_answer(folders, engines.load)
 
@@ -226,7 +231,7 @@ def _until_end(
         proceed.release()
 
 
-def stream(what: str, out: str | Path | None = None, **changes: Any) -> Stream:
+def stream(what: str | Path, out: str | Path | None = None, **changes: Any) -> Stream:
     """Run as `atoll.run` does, and iterate over its rounds as they happen.
 
     Each item has `stage`, `round`, the `events` of the round and its `seconds`.
@@ -241,7 +246,7 @@ def stream(what: str, out: str | Path | None = None, **changes: Any) -> Stream:
 
 
 def sweep(
-    what: str,
+    what: str | Path,
     out: str | Path | None = None,
     *,
     seeds: Iterable[int] | None = None,
@@ -263,12 +268,8 @@ def sweep(
     >>> [setting.axes["method.rate"] for setting in every.settings]
     [0.01, 0.1]
     """
-    axes: dict[str, Any] = {}
-    fixed: dict[str, Any] = {}
     changes, objects = named_objects(changes)
-    for name, value in changes.items():
-        of_axis = isinstance(value, list | range) or (name != "data" and isinstance(value, tuple))
-        (axes if of_axis else fixed)[name] = value
+    axes, fixed = _axes(changes)
     with keyword_errors(), objects_in_memory(objects):
         if seeds is not None:
             axes["seed"] = seed_numbers(seeds, changes)
@@ -279,7 +280,19 @@ def sweep(
         with place as folder, Bar(progress and not on) as bar:
             members = points(values, axes, folder)
             runs = _swept(members, folder, on, gpus_per_block, bar)
-            return grouped(members, runs, folder)
+            return grouped(members, runs, folder, objects)
+
+
+def _axes(changes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keyword arguments with several values, and those with one."""
+    axes: dict[str, Any] = {}
+    fixed: dict[str, Any] = {}
+    for name, value in changes.items():
+        of_axis = isinstance(value, list | range) or (name != "data" and isinstance(value, tuple))
+        if of_axis and not len(value):
+            raise UserError("an axis without values", name, f"give a value: {name}=[...]")
+        (axes if of_axis else fixed)[name] = value
+    return axes, fixed
 
 
 def _swept(

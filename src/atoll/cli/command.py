@@ -4,15 +4,15 @@ import errno
 import os
 import re
 import sys
-from dataclasses import fields
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from atoll.cli.completion import joined_words
 from atoll.cli.console import complain, out, traceback_file
 from atoll.cli.lazy import LazyGroup
+from atoll.cli.option_values import configs, option_values
 from atoll.core import VERSION
 from atoll.core.errors import (
     EXIT_INTERRUPTED,
@@ -57,7 +57,6 @@ def options(
 
 
 TAKES_SET = ("run", "sweep", "inspect", "reproduce")  # commands that have --set
-METHOD_OPTIONS = {"rate", "epochs", "batch", "mu", "widths"}  # that people look for as flags
 # what a print may fail with; other errors of the system without a file are not of printing
 UNWRITABLE = (errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE)
 
@@ -104,33 +103,32 @@ def _usage(error: Exception) -> None:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "atoll"
     what, remedy = lines[0], f"see {path} --help"
-    if _command_name(context) in TAKES_SET and (option := _as_option(error, what)):
+    if path.split()[-1] in TAKES_SET and (option := _as_option(error, what)):
         what, remedy = what.partition(" (Possible")[0], f"to set an option, write --set {option}"
+    elif (config := _unknown_command(what)) in configs():
+        remedy = f"to run it, write atoll run {config}"
     complain(what, "command line", remedy, EXIT_USER)
 
 
-def _command_name(context: Any) -> str:
-    """The command without the program's name, which is `python -m atoll` for some."""
-    names: list[str] = []
-    while context is not None and context.parent is not None:
-        names.insert(0, context.info_name)
-        context = context.parent
-    return " ".join(names)
+def _unknown_command(what: str) -> str:
+    """The word that stands where a command should; empty where that is not the complaint."""
+    unknown = re.match(r"No such command '(.+?)'", what)
+    return unknown.group(1) if unknown else ""
 
 
 def _as_option(error: Exception, what: str) -> str:
     """What --set would say, where an option of the run was given to the command; else nothing."""
-    from atoll.core.options import SYNONYMS  # noqa: PLC0415 - help must not wait for torch
-    from atoll.data import splits  # noqa: PLC0415
-    from atoll.runs.config import RunConfig  # noqa: PLC0415
+    from atoll.core.options import SYNONYMS  # noqa: PLC0415 - help must not wait for pydantic
 
-    flag = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
+    given = str(getattr(error, "option_name", ""))
+    flag = given.lstrip("-").replace("-", "_")
     option = SYNONYMS.get(flag, flag)
-    known = {field.name for field in fields(RunConfig)} | splits.option_names()
-    if option in known | METHOD_OPTIONS:
-        return f"{option}={_value_after(str(getattr(error, 'option_name', '')))}"
+    config = next((word for word in sys.argv[2:] if not word.startswith("-")), "")
+    known = {"model", *option_values(config), *option_values("")}  # the latter: of every split
+    if option in known:
+        return f"{option}={_value_after(given)}"
     extra = re.search(r"extra arguments?(?:\(s\))? \((\w[\w.]*=[^)]*)\)", what)
-    return extra.group(1) if extra else ""
+    return " --set ".join(extra.group(1).split()) if extra else ""
 
 
 def _value_after(flag: str) -> str:

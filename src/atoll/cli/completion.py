@@ -1,7 +1,7 @@
 """What TAB completes: sketches of the commands with their options, and values. Needs no torch.
 
-A sketch has the options of a command and no body, so that completion imports nothing heavy. A test
-compares the sketches with the commands.
+Every command has a sketch with its options and no body, so that completion imports nothing heavy.
+A test compares the sketches with the commands.
 """
 
 import inspect
@@ -18,13 +18,14 @@ from atoll.cli.option_values import configs, option_values, source_names
 
 __all__ = ["SKETCHES", "Sketch", "joined_words", "sketch"]
 
+PAPERS = ("chfl", "fccl", "fedseit", "vleto")  # of `atoll reproduce`
 Complete = Callable[[str], list[str]]
 
 
 class Sketch(NamedTuple):
     """The arguments and options of a command."""
 
-    arguments: str  # what each names: config, run, list, or - for anything
+    arguments: str  # what each names: config, run, list, or - for anything; * after a list
     options: str  # those that take a value
     flags: str
 
@@ -39,38 +40,83 @@ SKETCHES: Mapping[str, Sketch] = {
         "--axis --set --device --out --on --gpus-per-block --points-per-block",
         "--resume --shared-folder --no-shared-folder --json -q --quiet",
     ),
+    "reproduce": Sketch(
+        "paper",
+        "--table --only --device --jobs --set --verify --on --gpus-per-block --out",
+        "--quick --tf32 --studies --render --measure",
+    ),
+    "bench fcl": Sketch(
+        "", "--out --set --device --minutes --on --gpus-per-block", "--quick --render"
+    ),
     "inspect": Sketch("config", "--set", ""),
     "show": Sketch("config", "", "--all"),
     "list": Sketch("list", "", ""),
-    "answer": Sketch("run", "", "--json -q --quiet"),
-    "report": Sketch("run", "-o --out --figures", ""),
-    "watch": Sketch("run", "--port", ""),
+    "init": Sketch("-*", "--label --site --stage --text --id --method -o --out", ""),
+    "align": Sketch("-*", "--hub --id --out", "--exact --no-exact --assume-aligned"),
+    "new method": Sketch("-", "-o --out", ""),
+    "new project": Sketch("-", "-o --out", ""),
+    "doctor": Sketch("", "", ""),
+    "answer": Sketch("run*", "", "--json -q --quiet"),
+    "report": Sketch("run*", "-o --out --figures", ""),
+    "watch": Sketch("run*", "--port", ""),
     "predict": Sketch(
         "run -", "--site -o --out --model --task --data --seed --lacking", "--held-out"
     ),
     "export": Sketch("run", "--site -o --out --model --task --seed", "--onnx"),
+    "network init": Sketch("-", "--out --run", "--by-request"),
+    "network request": Sketch("-", "--out", "--passphrase"),
+    "network sign": Sketch("- -", "--out", "--replace"),
+    "network install": Sketch("- -", "--run", "--passphrase"),
+    "network renew": Sketch("- -", "--out", ""),
+    "network show": Sketch("-*", "", ""),
+    "contract explain": Sketch("-", "", ""),
+    "serve": Sketch(
+        "- config*", "--out --at-least --deadline --silence --patience",
+        "--resume --answer --no-answer --json -q --quiet",
+    ),
+    "join": Sketch("- -", "", "--passphrase --accept-log -q --quiet"),
+    "egress": Sketch("-", "--run", ""),
+    "rehearse": Sketch("- config", "--kits --out", ""),
 }  # fmt: skip
 
 
-def sketch(name: str) -> Callable[[], None]:
+def sketch(name: str) -> typer.Typer:
+    """An app with the parameters of one command, or of a group of commands such as `network`."""
+    app = typer.Typer()
+    if name in SKETCHES:
+        app.command(name)(_empty(SKETCHES[name]))
+        return app
+    group = typer.Typer()
+    for path, parts in SKETCHES.items():
+        if path.startswith(f"{name} "):
+            group.command(path.partition(" ")[2])(_empty(parts))
+    app.add_typer(group, name=name)
+    return app
+
+
+def _empty(parts: Sketch) -> Callable[[], None]:
     """A function with the parameters of a command, for typer to make a command of."""
 
     def command() -> None:
         """Complete, and do nothing."""
 
     parameters = []
-    for number, kind in enumerate(SKETCHES[name].arguments.split()):
-        many = list[str] if name in ("answer", "report", "watch") else str
-        argument = typer.Argument(autocompletion=_completer(kind))
-        parameters.append(_parameter(f"argument_{number}", Annotated[many, argument]))
-    for option in SKETCHES[name].options.split():
-        choose = typer.Option(option, autocompletion=_completer(option))
-        parameters.append(_parameter(option.strip("-"), Annotated[list[str], choose]))
-    for flag in SKETCHES[name].flags.split():
-        name_of_flag = f"flag_{flag.strip('-').replace('-', '_')}"
-        parameters.append(_parameter(name_of_flag, Annotated[bool, typer.Option(flag)]))
+    for number, kind in enumerate(parts.arguments.split()):
+        argument = typer.Argument(autocompletion=_completer(kind.rstrip("*")))
+        several = list[str] if kind.endswith("*") else str
+        parameters.append(_parameter(f"argument_{number}", Annotated[several, argument]))
+    for option in parts.options.split():
+        value = typer.Option(option, autocompletion=_completer(option))
+        parameters.append(_parameter(_identifier("option", option), Annotated[list[str], value]))
+    for flag in parts.flags.split():
+        switch = typer.Option(flag)
+        parameters.append(_parameter(_identifier("flag", flag), Annotated[bool, switch]))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
+
+
+def _identifier(kind: str, option: str) -> str:
+    return f"{kind}_{option.strip('-').replace('-', '_')}"
 
 
 def _parameter(name: str, annotation: Any) -> inspect.Parameter:
@@ -85,10 +131,12 @@ def _completer(kind: str) -> Complete:
         "config": lambda word: configs(),
         "run": lambda word: _run_folders(),
         "list": lambda word: ("methods", "data", "splits", "presets", "runs"),
+        "paper": lambda word: PAPERS,
         "--set": _settings,
         "--axis": _settings,
         "--device": lambda word: ("auto", "cpu", "cuda"),
         "--engine": lambda word: ("local",),
+        "--on": lambda word: ("ray",),
         "--track": lambda word: ("tensorboard", "mlflow", "trackio"),
         "--out": lambda word: _run_folders(),
         "--method": lambda word: source_names("methods"),

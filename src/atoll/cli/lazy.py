@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from atoll.cli.completion import SKETCHES, sketch
+from atoll.cli.completion import sketch
 from atoll.cli.help import readable
 
 __all__ = ["COMMANDS", "LazyGroup", "Listed"]
@@ -86,10 +86,11 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the arguments call, imported now."""
-        if ctx.resilient_parsing and args and args[0] in SKETCHES:  # completion
-            app = typer.Typer()
-            app.command(args[0])(sketch(args[0]))
-            self.add_command(typer.main.get_command(app), args[0])
+        names = [name for section in COMMANDS.values() for name in section]
+        if ctx.resilient_parsing and args and args[0] in names:  # completion
+            outer: Any = typer.main.get_command(sketch(args[0]))
+            command = getattr(outer, "commands", {}).get(args[0], outer)  # a group is in the outer
+            self.add_command(command, args[0])
             return super().resolve_command(ctx, args)
         for section in COMMANDS.values():
             if args and args[0] in section:

@@ -56,7 +56,7 @@ CLOSE = 0.7  # similarity of two names from which one may be a misspelling of th
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """What to do about an unknown name: the nearest known one, else the first of them all."""
-    known = sorted(set(known))
+    known = sorted(set(known) - {""})
     lower = {one.lower(): one for one in known}
     synonym = SYNONYMS.get(name.lower().replace("-", "_"), "")
     matches = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=CLOSE)

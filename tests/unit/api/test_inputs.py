@@ -183,7 +183,7 @@ class Endless(IterableDataset[Any]):
         ({"a": (PIXELS["bern"], Y["bern"]), "b": frame("bern")}, "the data of 'b' are no images"),
         ({"a": PIXELS["bern"], "b": PIXELS["bern"]}, "the images of 'a' have no labels"),
         ({"a b": frame("bern"), "a-b": frame("bern")}, "two sites have names"),
-        ({"a": 3}, "the table of 'a' is a int"),
+        ({"a": 3}, "the table of 'a' has the type int"),
     ],
 )
 def test_what_cannot_be_read(data: Any, words: str) -> None:

@@ -187,6 +187,13 @@ def test_a_run_of_a_module_is_loaded_with_it_and_with_no_other() -> None:
         atoll.load("run", model=Net()).export("other", site="site-0")
 
 
+def test_the_results_of_a_sweep_have_its_network() -> None:
+    small: dict[str, Any] = {"data": "wine", "clients": 3, "rounds": 1, "epochs": 1}
+    sweep = atoll.sweep("fedavg", model=Net(), rate=[0.01, 0.1], **small)
+    for one in sweep.settings:
+        assert one.result.export(f"model-{one.axes['method.rate']}", site="site-0")
+
+
 def test_a_function_that_can_be_imported_is_named_by_its_module(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,11 +5,14 @@ import resource
 import subprocess
 import sys
 from dataclasses import fields
+from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
+from typer.core import TyperGroup
 
 from atoll import data, methods
 from atoll.cli.completion import SKETCHES
@@ -17,6 +20,7 @@ from atoll.cli.lazy import COMMANDS
 from atoll.cli.option_values import configs, option_values
 from atoll.core.options import describe
 from atoll.data import splits
+from atoll.reproduce.papers import PAPERS
 from atoll.runs.config import EngineOptions, RunConfig, presets
 
 HEAVY = {"torch", "pyarrow", "matplotlib", "sklearn", "scipy", "numpy", "nvflare"}
@@ -113,22 +117,57 @@ def test_the_source_has_the_options_that_a_run_has() -> None:
     assert {*known["split"]} == {*splits.names()}
 
 
+def commands_of(group: TyperGroup, path: str = "") -> dict[str, Any]:
+    """The commands of a group by their paths, such as `network init`."""
+    paths: dict[str, Any] = {}
+    for name, command in group.commands.items():
+        if isinstance(command, TyperGroup):
+            paths |= commands_of(command, f"{path}{name} ")
+        else:
+            paths[path + name] = command
+    return paths
+
+
+@cache
+def commands() -> dict[str, Any]:
+    """Every command of atoll."""
+    app = typer.Typer()
+    for module in {listed.module for section in COMMANDS.values() for listed in section.values()}:
+        import_module(f"atoll.cli.{module}").register(app)
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    return commands_of(group)
+
+
+def test_every_command_has_a_sketch() -> None:
+    assert SKETCHES.keys() == commands().keys()
+
+
 @pytest.mark.parametrize("name", SKETCHES)
 def test_a_sketch_has_the_options_of_its_command(name: str) -> None:
-    module = next(section[name].module for section in COMMANDS.values() if name in section)
-    app = typer.Typer()
-    import_module(f"atoll.cli.{module}").register(app)
-    group = typer.main.get_command(app)
-    command = group.commands[name]  # type: ignore[attr-defined]
     values: list[str] = []
     flags: list[str] = []
-    arguments = 0
-    for parameter in command.params:
+    arguments = []
+    for parameter in commands()[name].params:
         if parameter.param_type_name == "argument":
-            arguments += 1
+            arguments.append(parameter.nargs == -1)
         else:
             names = [*parameter.opts, *parameter.secondary_opts]
             (flags if parameter.is_flag else values).extend(names)
     assert sorted(values) == sorted(SKETCHES[name].options.split())
     assert sorted(flags) == sorted(SKETCHES[name].flags.split())
-    assert arguments == len(SKETCHES[name].arguments.split())
+    assert arguments == [kind.endswith("*") for kind in SKETCHES[name].arguments.split()]
+
+
+@pytest.mark.parametrize("name", sorted({name.partition(" ")[0] for name in SKETCHES}))
+def test_every_command_completes_its_options(name: str, tmp_path: Path) -> None:
+    groups = {path.partition(" ")[0]: path for path in SKETCHES if " " in path}
+    words = complete(f"atoll {groups.get(name, name)} --", tmp_path)
+    assert "--help" in words
+
+
+def test_groups_and_papers(tmp_path: Path) -> None:
+    assert complete("atoll new ", tmp_path) == ["method", "project"]
+    assert complete("atoll network re", tmp_path) == ["request", "renew"]
+    assert complete("atoll sweep fedavg --axis optim", tmp_path) == ["optimiser="]
+    assert complete("atoll reproduce ", tmp_path) == sorted(PAPERS)

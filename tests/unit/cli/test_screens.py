@@ -87,6 +87,9 @@ def test_the_next_step_and_the_list_of_runs(
     assert unknown.err.splitlines() == [
         "error: no site 'unknown' in this run", "where: --site", "to do: known: site-0, site-1",
     ]  # fmt: skip
+    words = ("export", "runs/fedavg-1", "--site", "site-0", "--model", "x")
+    model = call(capsys, monkeypatch, *words)
+    assert model.err.splitlines()[-1] == "to do: known: none"  # the run has one model, unnamed
     absent = call(capsys, monkeypatch, "export", "nowhere", "--site", "x")
     assert absent.err.startswith("error: no run in this folder")
     assert len(absent.err.splitlines()) == 3
@@ -100,6 +103,9 @@ def test_the_next_step_and_the_list_of_runs(
         (("demo", "--rounds"), "to set an option, write --set rounds=VALUE"),
         (("demo", "rounds=5"), "to set an option, write --set rounds=5"),
         (("demo", "--seed", "1"), "to set an option, write --set seed=1"),
+        (("demo", "rounds=5", "seed=1"), "to set an option, write --set rounds=5 --set seed=1"),
+        (("fedavg", "--strength", "1"), "to set an option, write --set strength=1"),
+        (("fedavg", "--model", "cnn"), "to set an option, write --set model=cnn"),
         (("demo", "--lr", "0.1"), "to set an option, write --set rate=0.1"),
         (("demo", "--set", "lr=0.1"), "did you mean 'rate'?"),
     ],
@@ -123,6 +129,13 @@ def test_a_wrong_spelling_is_answered_under_python_m_too() -> None:
         check=False,
     )
     assert ended.stderr.splitlines()[-1] == "to do: to set an option, write --set rounds=5"
+
+
+def test_a_preset_in_the_place_of_a_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = call(capsys, monkeypatch, "demo")
+    assert ended.err.splitlines()[-1] == "to do: to run it, write atoll run demo"
 
 
 def shown_options(text: str) -> set[str]:

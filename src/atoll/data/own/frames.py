@@ -86,7 +86,7 @@ def _npz(site: Any, images: Images) -> bytes:
 def _parquet(site: Any, table: Any) -> bytes:
     """A table as the bytes of a Parquet file."""
     if not isinstance(table, pa.Table) and not hasattr(table, "__arrow_c_stream__"):
-        what = f"the table of '{site}' is a {type(table).__name__}"
+        what = f"the table of '{site}' has the type {type(table).__name__}"
         remedy = "give a DataFrame, an Arrow table, arrays (x, y), a dataset, or a list of files"
         raise UserError(what, "data.files", remedy)
     buffer = io.BytesIO()

@@ -49,5 +49,5 @@ def test_a_run_on_frames_is_the_run_on_their_files() -> None:
 def test_files_stay_files_and_other_things_are_refused() -> None:
     for files in (["a.csv"], {"basel": ["1.csv", "2.csv"]}):
         assert with_files({"files": files}, Path("t")) == {"files": files}
-    with pytest.raises(UserError, match="the table of 'basel' is a int"):
+    with pytest.raises(UserError, match="the table of 'basel' has the type int"):
         with_files({"files": {"basel": 3}}, Path("t"))
