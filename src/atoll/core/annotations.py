@@ -11,8 +11,8 @@ from functools import cache
 from typing import Any, TypeVar, cast, get_type_hints
 
 __all__ = [
-    "Bounded", "Optional", "Outputs", "RowCount", "RowGradient", "SharedWeights", "Update",
-    "marked",
+    "Bounded", "Optional", "Outputs", "RowCount", "RowGradient", "RowSums", "SharedWeights",
+    "Update", "marked",
 ]  # fmt: skip
 
 A = TypeVar("A")
@@ -44,6 +44,17 @@ class Outputs:
     tails: bool = False  # single rows may be far larger than the others, as those of a table
     common: bool = False  # every site answers for the same rows, in the same order
     aligned: bool = False  # the same rows too, but every site has coordinates of its own
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """In an answer: matrices that are sums over training rows, a line for each column summed.
+
+    With fewer rows than columns, sums of products determine the rows.
+    """
+
+    stages: str = ""  # the field with the stages that are summed up; empty: the stage of the moment
+    left_out: str = ""  # the field with the number of rows that the sums leave out
 
 
 @dataclass(frozen=True)

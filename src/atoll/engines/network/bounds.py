@@ -17,7 +17,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from atoll import methods
-from atoll.core.annotations import RowGradient, SharedWeights, Update, marked
+from atoll.core.annotations import RowGradient, RowSums, SharedWeights, Update, marked
 from atoll.core.errors import UserError
 from atoll.core.federation import Moment, kinds
 from atoll.core.messages import Tensors
@@ -29,6 +29,7 @@ from atoll.engines.network.contract import Contract, RefusedError
 from atoll.engines.network.egress import SHOWN, SINGLED, Spent
 from atoll.engines.network.requests import FEW_COLUMNS
 from atoll.engines.network.steps import sends_updates, shortfall
+from atoll.engines.network.sums import too_few, unfit_sums
 from atoll.jobs.train import Optimiser, TrainJob
 from atoll.learning.weights import prefixed, without
 from atoll.runs.parts import Parts
@@ -126,6 +127,7 @@ class Bounds:
 
     terms: Contract
     parts: Parts
+    client: str
     home: Path  # the run's folder in the store
     spent: Spent
     probed: Callable[[], int]  # refusals so far that depend on rows, of all runs
@@ -137,6 +139,7 @@ class Bounds:
     request: Any = None
     dirty: bool = False  # whether the trail is to be written
     updates: bool = False  # whether the answer of this exchange is an update of shared weights
+    sums: bool = False  # whether it is sums over training rows
     moment: Moment = field(default_factory=lambda: Moment(0, 0, 1))
 
     def __post_init__(self) -> None:
@@ -154,7 +157,8 @@ class Bounds:
         """A new exchange."""
         self.moment, self.epochs, self.trained, self.request = moment, 0, None, None
         self.single, self.asked = None, {}
-        self.updates = bool(action and marked(kinds(action)[1], Update))
+        reply = kinds(action)[1] if action else type(None)
+        self.updates, self.sums = bool(marked(reply, Update)), bool(marked(reply, RowSums))
 
     def exhausted(self, moment: Moment) -> str:
         """Why no further round may begin on this data; empty where it may."""
@@ -188,6 +192,22 @@ class Bounds:
                     self._repeated(mark.name, weights)
         for field_name in marked(type(request), RowGradient):
             self._admit_gradient(getattr(request, field_name))
+        if self.sums and marked(type(request), SharedWeights):
+            self._admit_sums()
+
+    def unfit(self) -> str:
+        """Why sums over rows would be refused later in this run; empty where they would not."""
+        allowed = self.terms.sums == "allow"
+        return "" if allowed else unfit_sums(self.parts, self.client, self.derived)
+
+    def _admit_sums(self) -> None:
+        """Refuse sums of what shared weights compute, but for one set of them in a stage."""
+        if not self.moment.last:
+            raise RefusedError("sums over rows are for the last round of a stage")
+        self._mixed(self.parts.site(self.client).train(self.moment.stage))
+
+    def _rows(self, stage: int) -> int:
+        return len(self.parts.scenario.holdings[self.client][stage].train)
 
     def on_job(self, job: Any) -> None:
         """Refuse work on too few rows, in too few steps, or beyond the budget of epochs."""
@@ -228,7 +248,7 @@ class Bounds:
 
         Each such refusal says something about the rows, so there are few of them, over all runs.
         """
-        if not self.updates:
+        if not self.updates and not self.sums:
             return
         if self.probed() >= MOST_PROBES:
             probes = f"{MOST_PROBES} refusals of weights that show rows of this site"
@@ -242,6 +262,9 @@ class Bounds:
     def on_reply(self, reply: Any) -> None:
         """Refuse a second update of one round, and an update that shows a training row."""
         updates = marked(type(reply), Update)
+        reason = too_few(reply, self.moment, self._rows) if self.terms.sums == "refuse" else ""
+        if reason:
+            raise RefusedError(reason)
         if updates:
             self._once()
         for field_name, mark in updates.items():

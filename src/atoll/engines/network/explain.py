@@ -9,6 +9,7 @@ from atoll.core.federation import actions, kinds
 from atoll.engines.network import ranges
 from atoll.engines.network.contract import Contract
 from atoll.engines.network.steps import PARTS
+from atoll.engines.network.sums import sends_sums
 
 __all__ = ["explained", "loose_terms", "warnings"]
 
@@ -51,6 +52,14 @@ ANSWER = (
     " epochs. Where sites hold columns of the same rows, the coordinator has the labels and"
     " compares: this site then trains its half of the network once more with the coordinator alone,"
     " and a second sequence of embeddings of the same rows leaves."
+)
+
+SUMS = (
+    "An action answers with sums over its training rows of products of columns, or of features."
+    ' They have more digits than an update, and no noise of training. Unless sums = "allow", a'
+    " stage has at least as many rows as its sums have columns, so their span does not determine"
+    " the rows. They tell means, variances and correlations of all columns, and a coordinator that"
+    " knows all rows but one reads off that one."
 )
 
 
@@ -115,6 +124,8 @@ def _worst(terms: Contract) -> Iterator[str]:
         yield _first(terms) + _later(terms)
     if _marks(terms, SharedWeights):
         yield "An action answers with whole weights of this site's own network."
+    if any(sends_sums(method, terms.actions) for method in terms.methods):
+        yield SUMS
     if any(methods.load(method).split == "parties" for method in terms.methods):
         yield (
             "A vertical method sends an embedding of every single row. The coordinator steers the"
@@ -204,6 +215,7 @@ def loose_terms(terms: Contract) -> Iterator[str]:
         ("rows", terms.rows < USUAL.rows),
         ("step_rows", terms.step_rows < USUAL.step_rows),
         ("gradient", not terms.gradient or terms.gradient > USUAL.gradient),
+        ("sums", terms.sums == "allow"),
         ("repeats", terms.repeats > USUAL.repeats),
         ("networks", bool(terms.networks)),
         ("plugins", bool(terms.plugins)),
@@ -232,6 +244,8 @@ LOOSE_TERMS = {
     "step_rows": "fewer rows stand behind a step: a coordinator that sends the same weights in many"
     " rounds, or the only other site, reads off the rows of a last step of few rows.",
     "gradient": "vertical networks can be steered faster towards showing rows.",
+    "sums": "sums of products leave also where they have fewer rows than columns, and so determine"
+    " every training row: 50 of 50 rows came out of one answer of 'analytic'.",
     "repeats": "after a restore a round may be answered for several weights.",
     "networks": "a run may use this code as its network, and no bound looks into it.",
     "plugins": "a run may use this code to load or deal out data; it runs with this site's rights.",

@@ -717,6 +717,7 @@ LOOSER: dict[str, Any] = {
     "initial_weights": "any", "move": 0.0, "drift": 0.0, "gradient": 0.0, "shown_rows": "allow",
     "networks": ("mine.nets:small",), "plugins": ("mine.data:rows",),
     "replacements": ("atoll.reproduce.faults.fedseit:released",), "repeats": 1,
+    "sums": "allow",
 }  # fmt: skip
 
 
