@@ -27,6 +27,7 @@ from atoll.engines.network.answered import Answered
 from atoll.engines.network.audit import FEWEST, shown_rows, singling_units, undone, varied_columns
 from atoll.engines.network.contract import Contract, RefusedError
 from atoll.engines.network.egress import SHOWN, SINGLED, Spent
+from atoll.engines.network.mixture import own_rows
 from atoll.engines.network.requests import FEW_COLUMNS
 from atoll.engines.network.steps import sends_updates, shortfall
 from atoll.engines.network.sums import too_few, unfit_sums
@@ -134,7 +135,7 @@ class Bounds:
     fresh: bool = True  # the client has neither trained nor been restored since `prepare`
     answered: tuple[int, int] = (-1, -1)  # stage and round of the last answer since then
     epochs: int = 0  # of the work of this exchange
-    trained: Rows | None = None  # the rows of the work of this exchange
+    trained: Tensor | None = None  # this site's own rows in the work of this exchange
     single: Optimiser | None = None  # Adam, where the work of this exchange is one step of it
     request: Any = None
     dirty: bool = False  # whether the trail is to be written
@@ -204,7 +205,7 @@ class Bounds:
         """Refuse sums of what shared weights compute, but for one set of them in a stage."""
         if not self.moment.last:
             raise RefusedError("sums over rows are for the last round of a stage")
-        self._mixed(self.parts.site(self.client).train(self.moment.stage))
+        self._mixed(self.parts.site(self.client).train(self.moment.stage).x)
 
     def _rows(self, stage: int) -> int:
         return len(self.parts.scenario.holdings[self.client][stage].train)
@@ -217,20 +218,30 @@ class Bounds:
         terms = self.terms
         epochs = len(getattr(job, "streams", ())) or work.epochs
         steps = epochs * len(work.batch_sizes)
-        if len(work.rows) < terms.rows:
-            little = f"{len(work.rows)} training rows behind an answer"
+        own = self._own(work.rows)
+        if len(own) < terms.rows:
+            little = f"{len(own)} training rows behind an answer"
             raise RefusedError(f"{little}; the contract wants at least {terms.rows}")
-        reason = shortfall(work.batch_sizes, epochs, terms) if self.updates else ""
+        sizes = [size * len(own) // len(work.rows) for size in work.batch_sizes]
+        reason = shortfall(sizes, epochs, terms) if self.updates else ""
         if reason:
             raise RefusedError(reason)
         if self.spent.epochs + self.epochs + epochs > terms.epochs_in_all:
             most = f"{terms.epochs_in_all:,}"
             raise RefusedError(f"more than {most} epochs on this data are not in the contract")
         self._advance(work)
-        self._mixed(work.rows)
-        self.epochs, self.trained = self.epochs + epochs, work.rows
+        self._mixed(own)
+        self.epochs, self.trained = self.epochs + epochs, own
         adam = work.phases[0].optimiser if work.phases[0].optimiser.kind == "adam" else None
         self.single = adam if steps == 1 else None
+
+    def _own(self, rows: Rows) -> Tensor:
+        """This site's own rows of a piece of work; other rows lengthen steps and hide nothing."""
+        stage = self.moment.stage
+        if not self.updates or rows.sequences or len(rows) <= self._rows(stage):
+            return rows.x
+        site = self.parts.site(self.client)
+        return own_rows(rows.x, [site.train(before).x for before in range(stage + 1)])
 
     def _advance(self, work: TrainJob) -> None:
         """Refuse an optimiser that has forgotten steps which it took in this stage."""
@@ -243,7 +254,7 @@ class Bounds:
             if taken:
                 self.trail.steps[key], self.dirty = taken, True
 
-    def _mixed(self, rows: Rows) -> None:
+    def _mixed(self, rows: Tensor) -> None:
         """Refuse weights that single out rows here, before anything is trained with them.
 
         Each such refusal says something about the rows, so there are few of them, over all runs.
@@ -255,7 +266,7 @@ class Bounds:
             raise RefusedError(f"{probes}: it trains no more until a person has looked at its log")
         for field_name in marked(type(self.request), SharedWeights):
             weights = getattr(self.request, field_name)
-            count = singling_units(weights, rows.x, self.terms.unit_rows)
+            count = singling_units(weights, rows, self.terms.unit_rows)
             if count:
                 raise RefusedError(f"{SINGLED} rows of this site in {count} units")
 
@@ -278,7 +289,7 @@ class Bounds:
         seen = [after]
         if self.single is not None:
             seen.append(undone(before, after, self.single.rate, self.single.epsilon))
-        if rows is not None and any(shown_rows(before, one, rows.x) for one in seen):
+        if rows is not None and any(shown_rows(before, one, rows) for one in seen):
             raise RefusedError(SHOWN)
         name = marked(type(self.request), SharedWeights)[of].name
         self.trail.reach[name] = {
