@@ -32,7 +32,7 @@ from atoll.engines.network.requests import FEW_COLUMNS
 from atoll.engines.network.steps import sends_updates, shortfall
 from atoll.engines.network.sums import too_few, unfit_sums
 from atoll.jobs.train import Optimiser, TrainJob
-from atoll.learning.weights import prefixed, without
+from atoll.learning.weights import placed, prefixed, without
 from atoll.runs.parts import Parts
 
 __all__ = ["Bounds", "Trail", "too_little"]
@@ -265,10 +265,19 @@ class Bounds:
             probes = f"{MOST_PROBES} refusals of weights that show rows of this site"
             raise RefusedError(f"{probes}: it trains no more until a person has looked at its log")
         for field_name in marked(type(self.request), SharedWeights):
-            weights = getattr(self.request, field_name)
+            weights = self._whole(getattr(self.request, field_name), rows)
             count = singling_units(weights, rows, self.terms.unit_rows)
             if count:
                 raise RefusedError(f"{SINGLED} rows of this site in {count} units")
+
+    def _whole(self, weights: Tensors, rows: Tensor) -> Tensors:
+        """The weights of the network that these make; rows that are not looked at need none."""
+        whole = methods.load(str(self.parts.config.method["name"])).whole
+        if whole is None or rows.dim() != 2:
+            return weights
+        site = self.parts.site(self.client)
+        made: Tensors = whole(site, placed(weights, site.device))
+        return made
 
     def on_reply(self, reply: Any) -> None:
         """Refuse a second update of one round, and an update that shows a training row."""
