@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from atoll.core.errors import BadMessageError
 from atoll.core.federation import Moment
 from atoll.core.messages import Tensors
 from atoll.core.rng import Stream
@@ -85,6 +86,18 @@ def test_a_row_of_the_memory_counts_once(tmp_path: Path) -> None:
     weights = reached_by_one(coordinator.first, kept, every)
     assert coordinator.fit(weights, 0, stage=1) is None
     assert refused(coordinator)
+
+
+def test_a_generator_of_another_form_is_refused(tmp_path: Path) -> None:
+    """Its hidden layer, and so the memory that it takes, is of the coordinator's making."""
+    coordinator = opened(tmp_path, "target")
+    how = coordinator.config.options().synthesis
+    good = draw_generator(6, 2, how, Stream.of("attack"))
+    wide = draw_generator(6, 2, replace(how, width=5000), Stream.of("attack"))
+    both, nothing = torch.tensor([True, True]), torch.tensor([False, False])
+    for lesson in (Lesson(wide, both), Lesson(good, nothing), Lesson(good, both[:1])):
+        with pytest.raises(BadMessageError, match="a generator of another form"):
+            coordinator.ask("receive", Moment(1, 0, 2), lesson)
 
 
 @pytest.mark.parametrize("method", list(CASES))

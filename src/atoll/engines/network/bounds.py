@@ -290,7 +290,21 @@ class Bounds:
         for field_name, mark in updates.items():
             self._look(mark.of, getattr(self.request, mark.of), getattr(reply, field_name))
         for field_name, whole in marked(type(reply), SharedWeights).items():
+            self._look_at_whole(whole.name, getattr(reply, field_name))
             self.trail.last[whole.name], self.dirty = _plain(getattr(reply, field_name)), True
+
+    def _look_at_whole(self, name: str, weights: Tensors) -> None:
+        """Refuse whole weights that show a row, by those that this site last received."""
+        before = self.trail.last.get(name)
+        if before is None or self.terms.shown_rows == "allow":
+            return
+        rows = self.parts.site(self.client).train(self.moment.stage).x
+        if (
+            before.keys() == weights.keys()
+            and rows.dim() == 2
+            and shown_rows(before, weights, rows)
+        ):
+            raise RefusedError(SHOWN)
 
     def _look(self, of: str, before: Tensors, after: Mapping[str, Tensor]) -> None:
         """Refuse an update that shows a row; remember how large it is."""

@@ -96,8 +96,9 @@ def _of_method(terms: Contract, method: str) -> list[str]:
 
 def _limits(terms: Contract, method: str) -> dict[str, Any]:
     """The limits of a method: the contract's own, and default ones of options that it has."""
-    usual = {n: v for n, v in ranges.DEFAULTS.items() if n in ranges.known(method)}
-    return {**usual, **terms.options.get(method, {})}
+    own, known = terms.options.get(method, {}), ranges.known(method)
+    limits = ranges.DEFAULTS if own else {**ranges.DEFAULTS, **ranges.SIZES}
+    return {**{name: limit for name, limit in limits.items() if name in known}, **own}
 
 
 def _marks(terms: Contract, mark: type) -> bool:
@@ -267,6 +268,10 @@ LOOSE = {
     ranges.METRIC: "a score that counts no rows has many digits: one comparison can tell the value"
     " of a column in a row.",
     "rounds": "more answers.",
+    "method.width": "sums of more features, or wider embeddings, say more about a row.",
+    "method.floor": "sums over fewer rows leave.",
+    "method.projection": "sums of other features of the same rows: together they say more.",
+    "method.bits": "sums carry more digits.",
     "method.epochs": "more training on the same rows, which they show the more for.",
     "method.epochs_each": "more training on the same rows, which they show the more for.",
     "method.pretrain_epochs": "more training on the same rows, which they show the more for.",
@@ -276,7 +281,7 @@ LOOSE = {
 def _loose_options(terms: Contract) -> Iterator[str]:
     for method, own in sorted(terms.options.items()):
         for name, limit in sorted(own.items()):
-            usual = ranges.DEFAULTS.get(name)
+            usual = {**ranges.DEFAULTS, **ranges.SIZES}.get(name)
             if usual is not None and not ranges.inside(limit, usual):
                 words = LOOSE.get(name, "more than by default.")
                 yield f"{method} {name} {ranges.words(limit)}: {words}"

@@ -68,6 +68,29 @@ def fit(made: Gate, number: int, weights: Tensors, stage: int = 0) -> Tensors:
 
 
 @pytest.mark.parametrize(
+    ("method", "changes", "words"),
+    [
+        ("analytic", {"width": 100_000}, "'method.width' = 100000: the contract allows at least 1"),
+        ("analytic", {"floor": 1}, "'method.floor' = 1: the contract allows at least 10"),
+        ("analytic", {"projection": 1}, "'method.projection' = 1"),
+        ("analytic", {"bits": 0}, "'method.bits' = 0: the contract allows at least 1"),
+        ("fot", {"floor": 1, "widths": [8]}, "'method.floor' = 1"),
+        ("target", {"synthetic": 10**9, "widths": [8]}, "'method.synthetic' = 1000000000"),
+        ("target", {"latent": 10**9, "widths": [8]}, "'method.latent' = 1000000000"),
+    ],
+)
+def test_sizes_and_floors_of_later_methods_have_limits_too(
+    method: str, changes: dict[str, Any], words: str
+) -> None:
+    run = resolve(change({"method": method}, {"data": "wine", **changes}), "test")
+    assert words in ranges.violation({}, run)
+    usual = resolve(change({"method": method}, {"data": "wine"}), "test")
+    assert ranges.violation({}, usual) == ""
+    own = {method: {"rounds": {"least": 1, "most": 200}}}
+    assert "the contract allows" in ranges.violation(own, run)
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"dtype": "float64"}, '\'dtype\' = "float64": the contract allows "float32"'),
