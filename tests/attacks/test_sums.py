@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from atoll.core.errors import BadMessageError
 from atoll.core.federation import Moment
-from atoll.core.messages import Weights
+from atoll.core.messages import Check, Weights
 from atoll.engines.network import egress
 from atoll.engines.network.contract import Contract
 from atoll.engines.network.drafts import drafted_contract, written
@@ -103,6 +104,25 @@ def test_rows_that_sums_leave_out_stand_for_none(tmp_path: Path) -> None:
     assert coordinator.ask("add", Moment(0, 0, 1), analytic.Ask(())) is None
     assert coordinator.ask("withdraw", Moment(0, 0, 1), analytic.Ask((0,))) is None
     assert logged(coordinator, f"sums of 31 columns over {few} training rows")
+
+
+def test_a_round_has_one_classifier(tmp_path: Path) -> None:
+    """Each classifier of the coordinator's making tells the label of a test row by its hits."""
+    config = run_config({**ANALYTIC, "rounds": 3, "width": 8}, "analytic")
+    coordinator = opened(tmp_path, drafted_contract(config), config)
+    both, draws = torch.tensor([True, True]), torch.Generator().manual_seed(1)
+    one, two = (torch.randn(9, 2, dtype=torch.float64, generator=draws) for _ in range(2))
+    for number in (0, 1):
+        now = Moment(0, number, 3)
+        assert coordinator.ask("receive", now, analytic.Classifier(one, both)) is not None
+        assert coordinator.ask("check", now, Check(0, {})) is not None
+        assert coordinator.ask("receive", now, analytic.Classifier(one, both)) is not None
+        assert coordinator.ask("receive", now, analytic.Classifier(two, both)) is None
+    assert logged(coordinator, "other weights for a second test in one round")
+    assert coordinator.reopen("attack")
+    again = coordinator.ask("receive", Moment(0, 0, 3), analytic.Classifier(two, both))
+    assert again is None
+    assert logged(coordinator, "round 1 of stage 1 had other weights when it came first")
 
 
 # Sums of what a network of the coordinator's computes

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 
 __all__ = [
     "Bounded", "Optional", "Outputs", "RowCount", "RowGradient", "RowSums", "SharedWeights",
-    "Update", "marked",
+    "TestedWeights", "Update", "marked",
 ]  # fmt: skip
 
 A = TypeVar("A")
@@ -23,6 +23,11 @@ class SharedWeights:
     """In a request: weights that all sites share. In an answer: whole weights without a base."""
 
     name: str = "shared"  # which weights, where a method shares more than one network
+
+
+@dataclass(frozen=True)
+class TestedWeights:
+    """In a request: weights that later tests of the site use; a round has one set of them."""
 
 
 @dataclass(frozen=True)

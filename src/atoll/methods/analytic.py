@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from atoll.core.annotations import RowSums
+from atoll.core.annotations import RowSums, TestedWeights
 from atoll.core.errors import BadMessageError, UserError
 from atoll.core.federation import SERVER, Clients, Moment, counted, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors
@@ -69,8 +69,8 @@ class Sums:
 class Classifier:
     """The solution, and which classes it knows."""
 
-    weight: Tensor  # (features and constant, classes)
-    seen: Tensor  # (classes,) truth values
+    weight: Annotated[Tensor, TestedWeights()]  # (features and constant, classes)
+    seen: Annotated[Tensor, TestedWeights()]  # (classes,) truth values
 
 
 def frozen_weights(options: Options, site: Site) -> Tensors:

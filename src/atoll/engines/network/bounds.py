@@ -17,7 +17,14 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from atoll import methods
-from atoll.core.annotations import RowGradient, RowSums, SharedWeights, Update, marked
+from atoll.core.annotations import (
+    RowGradient,
+    RowSums,
+    SharedWeights,
+    TestedWeights,
+    Update,
+    marked,
+)
 from atoll.core.errors import UserError
 from atoll.core.federation import Moment, kinds
 from atoll.core.messages import Tensors
@@ -191,6 +198,9 @@ class Bounds:
                 self._admit(mark.name, weights)
                 if self.updates and not self._second:
                     self._repeated(mark.name, weights)
+        tested = {name: getattr(request, name) for name in marked(type(request), TestedWeights)}
+        if tested:
+            self._tested("tested", tested)
         for field_name in marked(type(request), RowGradient):
             self._admit_gradient(getattr(request, field_name))
         if self.sums and marked(type(request), SharedWeights):
