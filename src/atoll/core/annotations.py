@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, TypeVar, cast, get_type_hints
 
 __all__ = [
-    "Bounded", "Optional", "Outputs", "RowCount", "RowGradient", "RowSums", "SharedWeights",
+    "Bounded", "Optional", "Outputs", "RowCount", "RowGradient", "RowSums", "SharedWeights", "Task",
     "TestedWeights", "Update", "marked",
 ]  # fmt: skip
 
@@ -23,6 +23,13 @@ class SharedWeights:
     """In a request: weights that all sites share. In an answer: whole weights without a base."""
 
     name: str = "shared"  # which weights, where a method shares more than one network
+
+
+@dataclass(frozen=True)
+class Task:
+    """In a request: the number of a task to test on, among those that can be tested by now."""
+
+    part: str = ""  # a field of the request: where it is "train", the number is that of a stage
 
 
 @dataclass(frozen=True)

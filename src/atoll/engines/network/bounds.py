@@ -21,6 +21,7 @@ from atoll.core.annotations import (
     RowGradient,
     RowSums,
     SharedWeights,
+    Task,
     TestedWeights,
     Update,
     marked,
@@ -190,6 +191,7 @@ class Bounds:
         would single out rows is an answer too.
         """
         self.request = request
+        self._admit_task(request)
         if self.updates and marked(type(request), SharedWeights):
             self._refuse_second()
         for field_name, mark in marked(type(request), SharedWeights).items():
@@ -205,6 +207,15 @@ class Bounds:
             self._admit_gradient(getattr(request, field_name))
         if self.sums and marked(type(request), SharedWeights):
             self._admit_sums()
+
+    def _admit_task(self, request: Any) -> None:
+        """Refuse rows of a task, or of a stage, that an honest run has not come to."""
+        stage = self.moment.stage
+        for name, mark in marked(type(request), Task).items():
+            trained = mark.part and getattr(request, mark.part) == "train"
+            known = range(stage + 1) if trained else self.parts.scenario.tasks_at(stage)
+            if getattr(request, name) not in known:
+                raise RefusedError(f"rows of a task or stage that stage {stage + 1} does not have")
 
     def unfit(self) -> str:
         """Why sums over rows would be refused later in this run; empty where they would not."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import re
 import tomllib
@@ -25,9 +26,10 @@ from atoll.engines.network.explain import explained, loose_terms, warnings
 from atoll.engines.network.policy import Gate
 from atoll.engines.network.steps import fewest_rows, refused_counts, unfit
 from atoll.families import averaging
-from atoll.families.vertical import Learn
+from atoll.families.vertical import Embed, Learn
 from atoll.methods import chfl, fedavg
 from atoll.runs.config import EngineOptions, RunConfig, change, resolve, to_toml
+from atoll.runs.parts import parts
 
 TERMS = {"methods": ["alone", "chfl", "fedavg", "splitnn"],
          "actions": ["fit", "check", "settle", "learn"]}  # fmt: skip
@@ -591,6 +593,35 @@ def test_moments_that_were_forgotten_are_refused(tmp_path: Path) -> None:
     made._client.moments = {}
     with pytest.raises(RefusedError, match="moments of the optimiser do not advance"):
         one(2)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "splitnn"])
+def test_no_task_and_no_stage_before_its_time(method: str, tmp_path: Path) -> None:
+    """A contract for one stage gives neither test rows nor embeddings of the others away."""
+    changes = {"data": "synthetic-table", "clients": 3, "stages": 2}
+    changes |= {"split": "classes"} if method == "fedavg" else {"scenario.mode": "classes"}
+    run = config(method, **changes)
+    terms = {**TERMS, "actions": ["check", "embed", "learn", "fit"], "stages": 1}
+    made = Gate(SiteFile(store=str(tmp_path), contract=terms))
+    client = parts(run).scenario.clients[1]
+    made.prepare("run-1", to_toml(run), client)
+    weights = first(made) if method == "fedavg" else {}
+
+    numbers = itertools.count(1)
+
+    def ask(number: int, part: Any) -> None:
+        vertical = method == "splitnn"
+        message = Embed(part, number, 0, 0, 4) if vertical else Check(number, weights)
+        action = "embed" if vertical else "check"
+        made.handle(next(numbers), action, Moment(0, 0, 6), pack(message))
+
+    for part in ("test", "train"):
+        ask(0, part)
+        for number in (1, 2, -1):
+            with pytest.raises(RefusedError, match="rows of a task or stage that stage 1 does not"):
+                ask(number, part)
+    refused = [line for line in egress.lines(tmp_path / "egress.jsonl") if not line.bytes]
+    assert len(refused) == 6
 
 
 def test_a_gradient_has_a_limit_where_gradients_cross(tmp_path: Path) -> None:
