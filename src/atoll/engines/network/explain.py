@@ -270,6 +270,7 @@ LOOSE = {
     "rounds": "more answers.",
     "method.width": "sums of more features, or wider embeddings, say more about a row.",
     "method.floor": "sums over fewer rows leave.",
+    "method.least_cluster": "a centre that describes a task may be a single text.",
     "method.projection": "sums of other features of the same rows: together they say more.",
     "method.bits": "sums carry more digits.",
     "method.epochs": "more training on the same rows, which they show the more for.",

@@ -66,6 +66,7 @@ SIZES: Limits = {
     "method.bits": {"least": 1, "most": 20},
     "method.synthetic": {"least": 1, "most": 10_000},
     "method.latent": {"least": 1, "most": 1024},
+    "method.least_cluster": {"least": 2, "most": 1_000_000},
 }
 METRIC = "report.metric"  # checked at a comparison, and before runs that select models by it
 PLAIN = ("seed", "rounds", "scale", "dtype", "models", "score_every", "attribution", "class_weight")

@@ -79,6 +79,7 @@ def fit(made: Gate, number: int, weights: Tensors, stage: int = 0) -> Tensors:
         ("fot", {"floor": 1, "widths": [8]}, "'method.floor' = 1"),
         ("target", {"synthetic": 10**9, "widths": [8]}, "'method.synthetic' = 1000000000"),
         ("target", {"latent": 10**9, "widths": [8]}, "'method.latent' = 1000000000"),
+        ("fedseit", {"data": "synthetic-text", "least_cluster": 1}, "'method.least_cluster' = 1"),
     ],
 )
 def test_sizes_and_floors_of_later_methods_have_limits_too(
@@ -86,7 +87,7 @@ def test_sizes_and_floors_of_later_methods_have_limits_too(
 ) -> None:
     run = resolve(change({"method": method}, {"data": "wine", **changes}), "test")
     assert words in ranges.violation({}, run)
-    usual = resolve(change({"method": method}, {"data": "wine"}), "test")
+    usual = resolve(change({"method": method}, {"data": run.data["name"]}), "test")
     assert ranges.violation({}, usual) == ""
     own = {method: {"rounds": {"least": 1, "most": 200}}}
     assert "the contract allows" in ranges.violation(own, run)
