@@ -68,8 +68,11 @@ def last_rows(coordinator: Coordinator, number: int, rest: int) -> list[int]:
     return [int(n) for n in stream.child("epoch", 0).permutation(count)[-rest:]]
 
 
-def shares(coordinator: Coordinator) -> Mapping[int, list[Numbers]]:
-    """For each row that was last: candidates for its share of the sum, by unit and column."""
+def shares(coordinator: Coordinator, ordered: bool = True) -> Mapping[int, list[Numbers]]:
+    """For each row that was last: candidates for its share of the sum, by unit and column.
+
+    Where the order is not known, each round has a row of its own.
+    """
     rate, others = float(coordinator.config.method["rate"]), len(coordinator.rows()) - 1
     found: dict[int, list[Numbers]] = {}
     for number, (sent, back) in enumerate(coordinator.pairs):
@@ -79,7 +82,7 @@ def shares(coordinator: Coordinator) -> Mapping[int, list[Numbers]]:
         step = (sent["weight1"] - back["weight1"]).double().sign() * rate
         after = head - (step[0] - step[1]).numpy()
         silent = np.abs(second - second_step(np.zeros(1))).max(1) < 2e-3
-        (row,) = last_rows(coordinator, number, 1)
+        row = last_rows(coordinator, number, 1)[0] if ordered else number
         parts = [q * (head / after)[:, None] / others for q in ratios(second)]
         found[row] = [np.where(silent[:, None], np.nan, z / (1 + z)) for z in parts]
     return found
@@ -128,3 +131,14 @@ def recovered(coordinator: Coordinator) -> int:
     factors = np.nanmedian(rows / values, axis=0)
     near = np.abs(values * factors - rows) <= CLOSE * np.linalg.norm(rows, axis=1, keepdims=True)
     return int(near.all(1).sum())
+
+
+def recovered_without_order(coordinator: Coordinator) -> int:
+    """How many rows come out if the attack does not know which row was last in which round."""
+    rounds = len(coordinator.pairs)
+    rows = coordinator.rows().double().numpy()
+    values = rows_by_shares(shares(coordinator, ordered=False), rounds)
+    last = [last_rows(coordinator, number, 1)[0] for number in range(rounds)]
+    found = values * np.nanmedian(rows[last] / values, axis=0)  # the columns' factors are known
+    near = np.abs(found[:, None] - rows) <= CLOSE * np.linalg.norm(rows, axis=1, keepdims=True)
+    return int(near.all(2).any(0).sum())

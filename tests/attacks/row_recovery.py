@@ -16,14 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.core.federation import Moment
+from atoll.core.federation import Moment, actions, kinds
 from atoll.core.messages import Check, Checked, Packet, Tensors, Weights, pack, unpack
 from atoll.core.options import build
 from atoll.data.own.agreement import Agree, Agreed, Offer, Offered, common, planned
 from atoll.data.own.tables import TableOptions
 from atoll.engines.network.contract import RefusedError, read_site
 from atoll.engines.network.policy import Gate
-from atoll.families import averaging
 from atoll.methods import chfl
 from atoll.runs.config import RunConfig, change, resolve, to_toml
 
@@ -125,7 +124,7 @@ class Coordinator:
         reply = self.ask("fit", Moment(stage, round, self.config.rounds), message)
         if reply is None:
             return None
-        kind: Any = chfl.Fitted if paired else averaging.Fitted
+        kind: Any = kinds(actions(type(self.gate._client))["fit"])[1]
         back: Tensors = unpack(reply, kind, "basel").weights
         self.pairs.append((weights, back))
         return back

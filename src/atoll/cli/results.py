@@ -20,6 +20,8 @@ from atoll.runs.result import Run, absent_run, runs_in
 
 __all__ = ["register"]
 
+Model = Annotated[str, typer.Option(help="a variant; default: the method's headline variant")]
+Task = Annotated[str, typer.Option(help="the task, if each has a model; default: the last")]
 Seed = Annotated[int | None, typer.Option(help="the model of this seed, for a folder of seeds")]
 PREDICT = {"table": tables.predict, "image": images.predict, "text": texts.predict}
 
@@ -85,15 +87,9 @@ def predict_command(
     to: Annotated[Path, typer.Option("-o", "--out", help="the predictions")] = Path(
         "predictions.csv"
     ),
-    model: Annotated[
-        str, typer.Option(help="a variant; default: the method's headline variant")
-    ] = "",
-    task: Annotated[
-        str, typer.Option(help="the task, if each task has a model; default: the last")
-    ] = "",
-    held_out: Annotated[
-        bool, typer.Option("--held-out", help="only the test rows of the run")
-    ] = False,
+    model: Model = "",
+    task: Task = "",
+    held_out: Annotated[bool, typer.Option("--held-out", help="only the run's test rows")] = False,
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -173,12 +169,8 @@ def export_command(
     run: Annotated[Path, typer.Argument(help="a run, or a folder of its seeds", metavar="RUN")],
     site: Annotated[str, typer.Option(help="the site; server: its half of a split network")],
     to: Annotated[Path | None, typer.Option("-o", "--out", help="a folder")] = None,
-    model: Annotated[
-        str, typer.Option(help="a variant; default: the method's headline variant")
-    ] = "",
-    task: Annotated[
-        str, typer.Option(help="the task, if each task has a model; default: the last")
-    ] = "",
+    model: Model = "",
+    task: Task = "",
     seed: Seed = None,
     with_onnx: Annotated[
         bool, typer.Option("--onnx", help="also write ONNX; needs the extra onnx")

@@ -11,8 +11,8 @@ from functools import cache
 from typing import Any, TypeVar, cast, get_type_hints
 
 __all__ = [
-    "Bounded", "Optional", "Outputs", "RowCount", "RowGradient", "SharedWeights", "Update",
-    "marked",
+    "Bounded", "Optional", "Outputs", "RowCount", "RowGradient", "RowSums", "SharedWeights", "Task",
+    "TestedWeights", "Update", "marked",
 ]  # fmt: skip
 
 A = TypeVar("A")
@@ -23,6 +23,18 @@ class SharedWeights:
     """In a request: weights that all sites share. In an answer: whole weights without a base."""
 
     name: str = "shared"  # which weights, where a method shares more than one network
+
+
+@dataclass(frozen=True)
+class Task:
+    """In a request: the number of a task to test on, among those that can be tested by now."""
+
+    part: str = ""  # a field of the request: where it is "train", the number is that of a stage
+
+
+@dataclass(frozen=True)
+class TestedWeights:
+    """In a request: weights that later tests of the site use; a round has one set of them."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,17 @@ class Outputs:
     tails: bool = False  # single rows may be far larger than the others, as those of a table
     common: bool = False  # every site answers for the same rows, in the same order
     aligned: bool = False  # the same rows too, but every site has coordinates of its own
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """In an answer: matrices that are sums over training rows, a line for each column summed.
+
+    With fewer rows than columns, sums of products determine the rows.
+    """
+
+    stages: str = ""  # the field with the stages that are summed up; empty: the stage of the moment
+    left_out: str = ""  # the field with the number of rows that the sums leave out
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from atoll.core.annotations import Optional, SharedWeights, Update, marked
+from atoll.core.annotations import Optional, SharedWeights, Task, Update, marked
 from atoll.core.errors import BadMessageError
 from atoll.core.views import stacked_view
 
@@ -76,7 +76,7 @@ class Weights:
 class Check:
     """A request to test on a task; the weights to test with, where the server holds them."""
 
-    task: int
+    task: Annotated[int, Task()]
     weights: Annotated[Tensors, SharedWeights()]
 
 

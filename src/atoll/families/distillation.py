@@ -18,7 +18,7 @@ from torch import Tensor
 
 from atoll.core.annotations import Outputs
 from atoll.core.errors import BadMessageError, ClientFailedError, UserError
-from atoll.core.federation import Admit, ClientId, Clients, Moment, Working, scores
+from atoll.core.federation import SERVER, Admit, ClientId, Clients, Moment, Working, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors, Weights
 from atoll.core.record import Score, Snapshot
 from atoll.core.rng import Stream
@@ -447,7 +447,9 @@ def prepare(self: Participant, request: Empty, moment: Moment) -> Working[Traine
 
 
 def share(self: Participant, request: Empty, moment: Moment) -> Weights:
-    """All weights and buffers, where all clients have the same network."""
+    """All weights and buffers, where all clients have the same network and `average` is set."""
+    if not self.learner.settings.average:
+        raise BadMessageError(SERVER, "weights of this site's own network, which stay here")
     return Weights(self.learner.weights)
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from atoll.core.annotations import Outputs, RowGradient
+from atoll.core.annotations import Outputs, RowGradient, Task
 from atoll.core.federation import Clients, Moment, kinds
 from atoll.core.messages import Tensors
 from atoll.core.record import Score
@@ -87,7 +87,7 @@ class Embed:
     """A request for the embeddings of rows, without gradient."""
 
     part: Literal["train", "test"]
-    number: int  # the stage or task
+    number: Annotated[int, Task(part="part")]  # the stage or task
     seed: int  # of the order of rows; 0: their own order
     start: int
     count: int

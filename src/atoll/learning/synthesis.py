@@ -21,7 +21,8 @@ from atoll.learning.distill import divergences
 from atoll.learning.models import MLP, NORMALISING, Architecture, draw_linear, outputs
 
 __all__ = [
-    "HIDDEN", "Synthesis", "anchor_directions", "draw_generator", "drawn_rows", "hidden_logits",
+    "HIDDEN", "Synthesis", "anchor_directions", "draw_generator", "drawn_rows", "fits",
+    "hidden_logits",
     "outlying", "rehearsed", "trained_generator",
 ]  # fmt: skip
 
@@ -66,6 +67,15 @@ def draw_generator(inputs: int, classes: int, how: Synthesis, stream: Stream) ->
     last = draw_linear(inputs, how.width, stream.child("row"))
     names = ("hidden_weight", "hidden_bias", "row_weight", "row_bias")
     return dict(zip(names, (*first, *last), strict=True))
+
+
+def fits(generator: Mapping[str, Tensor], inputs: int, classes: int, how: Synthesis) -> bool:
+    """Whether a generator has the form that these options give it."""
+    shapes = {
+        "hidden_weight": (how.width, how.latent + classes), "hidden_bias": (how.width,),
+        "row_weight": (inputs, how.width), "row_bias": (inputs,),
+    }  # fmt: skip
+    return {name: tuple(tensor.shape) for name, tensor in generator.items()} == shapes
 
 
 def _generated(

@@ -17,8 +17,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from atoll.core.annotations import RowSums, TestedWeights
 from atoll.core.errors import BadMessageError, UserError
-from atoll.core.federation import Clients, Moment, counted, scores
+from atoll.core.federation import SERVER, Clients, Moment, counted, scores
 from atoll.core.messages import Check, Checked, Empty, Tensors
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, NotNegativeInt, Positive
@@ -26,10 +27,10 @@ from atoll.core.record import Score
 from atoll.core.rng import Stream
 from atoll.core.rows import Rows
 from atoll.data.site import Site
-from atoll.jobs.train import hits, in_chunks
+from atoll.jobs.train import in_chunks, scored
 from atoll.learning import ridge
 from atoll.learning.models import draw_linear, shared
-from atoll.learning.weights import copied, prefixed, without
+from atoll.learning.weights import copied, placed, prefixed, without
 
 UNSEEN = -1e30  # the logit of a class that no row had so far
 
@@ -57,9 +58,9 @@ class Ask:
 
 @dataclass(frozen=True)
 class Sums:
-    """A site's sums over some stages; without tensors where it has nothing to send."""
+    """A site's sums over some stages, F'F (its triangle) and F'Y; no tensors if there are none."""
 
-    sums: Tensors  # gram: the triangle of F'F; cross: F'Y
+    sums: Annotated[Tensors, RowSums(stages="stages", left_out="held_back")]
     stages: tuple[int, ...]
     held_back: int  # rows of classes below the floor, which the sums leave out
 
@@ -68,8 +69,8 @@ class Sums:
 class Classifier:
     """The solution, and which classes it knows."""
 
-    weight: Tensor  # (features and constant, classes)
-    seen: Tensor  # (classes,) truth values
+    weight: Annotated[Tensor, TestedWeights()]  # (features and constant, classes)
+    seen: Annotated[Tensor, TestedWeights()]  # (classes,) truth values
 
 
 def frozen_weights(options: Options, site: Site) -> Tensors:
@@ -93,7 +94,7 @@ class Client:
 
     def add(self, request: Ask, moment: Moment) -> Sums:
         """The sums of all stages up to now that the server does not have yet."""
-        self._agree(request.stages)
+        self._agree(request.stages, moment)
         fresh = tuple(s for s in range(moment.stage + 1) if s not in request.stages)
         if not fresh:
             return Sums({}, (), 0)
@@ -104,11 +105,13 @@ class Client:
 
     def withdraw(self, request: Ask, moment: Moment) -> Sums:
         """The sums that the server has of this site, once more."""
-        self._agree(request.stages)
-        return Sums(self.sent, request.stages, 0)
+        self._agree(request.stages, moment)
+        return Sums(self.sent, request.stages, self._summed(request.stages)[1])
 
-    def _agree(self, stages: tuple[int, ...]) -> None:
+    def _agree(self, stages: tuple[int, ...], moment: Moment) -> None:
         """Where an answer was lost or the server is a restored one, sum up its stages again."""
+        if not set(stages) <= set(range(moment.stage + 1)):
+            raise BadMessageError(SERVER, "sums of a stage that has not come yet")
         if stages != self.stages:
             self.sent, self.stages = self._summed(stages)[0] if stages else {}, stages
 
@@ -123,9 +126,8 @@ class Client:
             held_back += len(rows) - len(usable)
             inputs = in_chunks(lambda part: self._inputs(self.frozen, part), usable)
             exact = ridge.packed_sums(inputs, usable.y, classes, usable.share, self.options.bits)
-            for name, values in exact.items():
-                fixed = ridge.to_fixed(values, self.options.bits)
-                total[name] = total[name] + fixed if name in total else fixed
+            fixed = {n: ridge.to_fixed(values, self.options.bits) for n, values in exact.items()}
+            total = ridge.added(total, fixed, 1)
         return total, held_back
 
     def _inputs(self, frozen: Tensors, rows: Rows) -> Tensor:
@@ -145,15 +147,13 @@ class Client:
 
     def receive(self, request: Classifier, moment: Moment) -> Empty:
         """Store the classifier for tests and predictions."""
-        tensors = {"weight": request.weight, "seen": request.seen}
-        self.classifier = {name: tensor.to(self.site.device) for name, tensor in tensors.items()}
+        self.classifier = placed({"weight": request.weight, "seen": request.seen}, self.site.device)
         return Empty()
 
     def check(self, request: Check, moment: Moment) -> Checked:
         """Test the classifier on a task."""
         rows, model = self.site.test(request.task), self.final_model({}, "", request.task)
-        correct, f1 = hits(in_chunks(lambda part: self.predict(model, part), rows), rows.y)
-        return Checked(len(rows), {"": correct}, {"": f1})
+        return scored({"": in_chunks(lambda part: self.predict(model, part), rows)}, rows.y)
 
     def state(self) -> Tensors:
         stages = {"stages": torch.tensor(self.stages, dtype=torch.int64)}

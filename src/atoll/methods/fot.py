@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
+from atoll.core.annotations import RowSums
 from atoll.core.errors import BadMessageError, UserError
 from atoll.core.federation import Clients, Moment, Working, no_restore, no_state, scores
 from atoll.core.messages import Tensors, Weights
@@ -44,7 +45,8 @@ class Options:
 class Activations:
     """The activations of the rows of a stage."""
 
-    grams: Tensors  # by layer, of its inputs and a constant; zeros below the floor
+    # by layer, of its inputs and a constant; zeros below the floor
+    grams: Annotated[Tensors, RowSums()]
 
 
 class Client:

@@ -195,4 +195,5 @@ METHOD = Method(
     quorum=True,
     weighted=True,
     first=lambda server: {"shared": server.weights},
+    whole=lambda site, weights: adapters.merged(copied(site.model().state_dict()), weights),
 )

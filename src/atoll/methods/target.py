@@ -5,6 +5,7 @@ Distillation, ICCV 2023. With `anchors` above 0, features are bound to fixed dir
 classes, after Tran et al., LANDER, CVPR 2024 (learning/synthesis.py).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -14,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from atoll.core.errors import BadMessageError, UserError
-from atoll.core.federation import Clients, Moment, Working, scores
+from atoll.core.federation import SERVER, Clients, Moment, Working, scores
 from atoll.core.messages import Empty, Tensors, Weights
 from atoll.core.method import Method
 from atoll.core.options import AtLeastOne, NotNegative, Positive
@@ -90,6 +91,10 @@ class Client:
 
     def receive(self, request: Lesson, moment: Moment) -> Empty:
         """Take the generator of the stages before."""
+        classes, how = len(self.site.classes), self.options.synthesis
+        same = synthesis.fits(request.generator, math.prod(self.site.inputs()), classes, how)
+        if not same or request.seen.shape != (classes,) or not request.seen.any():
+            raise BadMessageError(SERVER, "a generator of another form")
         lesson = {**prefixed("generator", request.generator), "seen": request.seen}
         self.lesson, self.stage = placed(lesson, self.site.device), moment.stage
         return Empty()
@@ -239,10 +244,4 @@ def _hidden(site: Site) -> int:
     return int(getattr(model, f"weight{model.depth - 1}").shape[1])
 
 
-METHOD = Method(
-    Options,
-    Server,
-    Client,
-    quorum=True,
-    first=lambda server: {"shared": server.weights},
-)
+METHOD = Method(Options, Server, Client, quorum=True, first=lambda s: {"shared": s.weights})

@@ -40,19 +40,20 @@ def singling_units(weights: Mapping[str, Tensor], rows: Tensor, least: int) -> i
     least = min(least, math.ceil(len(inputs) / SMALL_SHARE))
     count = 0
     for names in _layers(weights, inputs.shape[1]):
+        if not names[1]:
+            continue  # no unit by itself: a part of one, such as an adapter
         weight, bias = (weights[name].detach().double().cpu() for name in names)
         count += _singling(weight, bias, inputs, least)
     return count
 
 
 def _layers(weights: Mapping[str, Tensor], columns: int) -> list[tuple[str, str]]:
-    """The names of weight and bias of every linear layer that reads the inputs."""
+    """The names of weight and bias of every matrix that reads the inputs; without a bias empty."""
     layers = []
     for name, tensor in weights.items():
         bias = name.replace("weight", "bias")
-        fits = tensor.dim() == 2 and tensor.shape[1] == columns
-        if fits and bias != name and bias in weights:
-            layers.append((name, bias))
+        if tensor.dim() == 2 and tensor.shape[1] == columns:
+            layers.append((name, bias if bias != name and bias in weights else ""))
     return layers
 
 
@@ -75,7 +76,7 @@ def shown_rows(before: Mapping[str, Tensor], after: Mapping[str, Tensor], rows: 
         return 0
     shown = torch.zeros(len(inputs), dtype=torch.bool)
     for names in _layers(before, inputs.shape[1]):
-        if all(name in after for name in names):
+        if all(name in after for name in names if name):
             shown |= _of_layer(before, after, names, inputs)
     return int(shown.sum())
 
@@ -107,14 +108,19 @@ def _of_layer(
     names: tuple[str, str],
     inputs: Tensor,
 ) -> Tensor:
-    weight, bias = (
-        (after[name].detach().double() - before[name].detach().double()).cpu() for name in names
-    )
-    updates = torch.cat([weight, bias[:, None]], 1)
+    parts = [
+        (after[name].detach().double() - before[name].detach().double()).cpu()
+        for name in names
+        if name
+    ]
+    updates = torch.cat([part.reshape(len(part), -1) for part in parts], 1)
     moved = updates.norm(dim=1) > 0
-    order = before[names[1]].detach().cpu()[moved].argsort()
+    order = (
+        before[names[1] or names[0]].detach().cpu().reshape(len(updates), -1)[moved, 0].argsort()
+    )
     units = torch.nn.functional.normalize(updates[moved][order], dim=1)
-    ends = torch.nn.functional.normalize(torch.cat([inputs, torch.ones(len(inputs), 1)], 1), dim=1)
+    read = torch.cat([inputs, torch.ones(len(inputs), 1)], 1) if names[1] else inputs
+    ends = torch.nn.functional.normalize(read, dim=1)
     if not len(units):
         return torch.zeros(len(inputs), dtype=torch.bool)
     return _alone(units, ends) | _by_pairs(units, ends)

@@ -17,7 +17,15 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from atoll import methods
-from atoll.core.annotations import RowGradient, SharedWeights, Update, marked
+from atoll.core.annotations import (
+    RowGradient,
+    RowSums,
+    SharedWeights,
+    Task,
+    TestedWeights,
+    Update,
+    marked,
+)
 from atoll.core.errors import UserError
 from atoll.core.federation import Moment, kinds
 from atoll.core.messages import Tensors
@@ -33,10 +41,12 @@ from atoll.engines.network.audit import (
 )
 from atoll.engines.network.contract import Contract, RefusedError
 from atoll.engines.network.egress import SHOWN, SINGLED, Spent
+from atoll.engines.network.mixture import own_rows
 from atoll.engines.network.requests import FEW_COLUMNS
 from atoll.engines.network.steps import sends_updates, shortfall
+from atoll.engines.network.sums import too_few, unfit_sums
 from atoll.jobs.train import Optimiser, TrainJob
-from atoll.learning.weights import prefixed, without
+from atoll.learning.weights import placed, prefixed, without
 from atoll.runs.parts import Parts
 
 __all__ = ["Bounds", "Trail", "too_little"]
@@ -132,17 +142,19 @@ class Bounds:
 
     terms: Contract
     parts: Parts
+    client: str
     home: Path  # the run's folder in the store
     spent: Spent
     probed: Callable[[], int]  # refusals so far that depend on rows, of all runs
     fresh: bool = True  # the client has neither trained nor been restored since `prepare`
     answered: tuple[int, int] = (-1, -1)  # stage and round of the last answer since then
     epochs: int = 0  # of the work of this exchange
-    trained: Rows | None = None  # the rows of the work of this exchange
+    trained: Tensor | None = None  # this site's own rows in the work of this exchange
     single: Optimiser | None = None  # Adam, where the work of this exchange is one step of it
     request: Any = None
     dirty: bool = False  # whether the trail is to be written
     updates: bool = False  # whether the answer of this exchange is an update of shared weights
+    sums: bool = False  # whether it is sums over training rows
     moment: Moment = field(default_factory=lambda: Moment(0, 0, 1))
 
     def __post_init__(self) -> None:
@@ -160,7 +172,8 @@ class Bounds:
         """A new exchange."""
         self.moment, self.epochs, self.trained, self.request = moment, 0, None, None
         self.single, self.asked = None, {}
-        self.updates = bool(action and marked(kinds(action)[1], Update))
+        reply = kinds(action)[1] if action else type(None)
+        self.updates, self.sums = bool(marked(reply, Update)), bool(marked(reply, RowSums))
 
     def exhausted(self, moment: Moment) -> str:
         """Why no further round may begin on this data; empty where it may."""
@@ -184,6 +197,7 @@ class Bounds:
         would single out rows is an answer too.
         """
         self.request = request
+        self._admit_task(request)
         if self.updates and marked(type(request), SharedWeights):
             self._refuse_second()
         for field_name, mark in marked(type(request), SharedWeights).items():
@@ -192,8 +206,36 @@ class Bounds:
                 self._admit(mark.name, weights)
                 if self.updates and not self._second:
                     self._repeated(mark.name, weights)
+        tested = {name: getattr(request, name) for name in marked(type(request), TestedWeights)}
+        if tested:
+            self._tested("tested", tested)
         for field_name in marked(type(request), RowGradient):
             self._admit_gradient(getattr(request, field_name))
+        if self.sums and marked(type(request), SharedWeights):
+            self._admit_sums()
+
+    def _admit_task(self, request: Any) -> None:
+        """Refuse rows of a task, or of a stage, that an honest run has not come to."""
+        stage = self.moment.stage
+        for name, mark in marked(type(request), Task).items():
+            trained = mark.part and getattr(request, mark.part) == "train"
+            known = range(stage + 1) if trained else self.parts.scenario.tasks_at(stage)
+            if getattr(request, name) not in known:
+                raise RefusedError(f"rows of a task or stage that stage {stage + 1} does not have")
+
+    def unfit(self) -> str:
+        """Why sums over rows would be refused later in this run; empty where they would not."""
+        allowed = self.terms.sums == "allow"
+        return "" if allowed else unfit_sums(self.parts, self.client, self.derived)
+
+    def _admit_sums(self) -> None:
+        """Refuse sums of what shared weights compute, but for one set of them in a stage."""
+        if not self.moment.last:
+            raise RefusedError("sums over rows are for the last round of a stage")
+        self._mixed(self.parts.site(self.client).train(self.moment.stage).x)
+
+    def _rows(self, stage: int) -> int:
+        return len(self.parts.scenario.holdings[self.client][stage].train)
 
     def on_job(self, job: Any) -> None:
         """Refuse work on too few rows, in too few steps, or beyond the budget of epochs."""
@@ -203,20 +245,30 @@ class Bounds:
         terms = self.terms
         epochs = len(getattr(job, "streams", ())) or work.epochs
         steps = epochs * len(work.batch_sizes)
-        if len(work.rows) < terms.rows:
-            little = f"{len(work.rows)} training rows behind an answer"
+        own = self._own(work.rows)
+        if len(own) < terms.rows:
+            little = f"{len(own)} training rows behind an answer"
             raise RefusedError(f"{little}; the contract wants at least {terms.rows}")
-        reason = shortfall(work.batch_sizes, epochs, terms) if self.updates else ""
+        sizes = [size * len(own) // len(work.rows) for size in work.batch_sizes]
+        reason = shortfall(sizes, epochs, terms) if self.updates else ""
         if reason:
             raise RefusedError(reason)
         if self.spent.epochs + self.epochs + epochs > terms.epochs_in_all:
             most = f"{terms.epochs_in_all:,}"
             raise RefusedError(f"more than {most} epochs on this data are not in the contract")
         self._advance(work)
-        self._mixed(work.rows)
-        self.epochs, self.trained = self.epochs + epochs, work.rows
+        self._mixed(own)
+        self.epochs, self.trained = self.epochs + epochs, own
         adam = work.phases[0].optimiser if work.phases[0].optimiser.kind == "adam" else None
         self.single = adam if steps == 1 else None
+
+    def _own(self, rows: Rows) -> Tensor:
+        """This site's own rows of a piece of work; other rows lengthen steps and hide nothing."""
+        stage = self.moment.stage
+        if not self.updates or rows.sequences or len(rows) <= self._rows(stage):
+            return rows.x
+        site = self.parts.site(self.client)
+        return own_rows(rows.x, [site.train(before).x for before in range(stage + 1)])
 
     def _advance(self, work: TrainJob) -> None:
         """Refuse an optimiser whose step count went back within this stage."""
@@ -229,31 +281,57 @@ class Bounds:
             if taken:
                 self.trail.steps[key], self.dirty = taken, True
 
-    def _mixed(self, rows: Rows) -> None:
+    def _mixed(self, rows: Tensor) -> None:
         """Refuse weights that single out rows here, before anything is trained with them.
 
         Each such refusal says something about the rows, so there are few of them, over all runs.
         """
-        if not self.updates:
+        if not self.updates and not self.sums:
             return
         if self.probed() >= MOST_PROBES:
             probes = f"{MOST_PROBES} refusals of weights that show rows of this site"
             raise RefusedError(f"{probes}: it trains no more until a person has looked at its log")
         for field_name in marked(type(self.request), SharedWeights):
-            weights = getattr(self.request, field_name)
-            count = singling_units(weights, rows.x, self.terms.unit_rows)
+            weights = self._whole(getattr(self.request, field_name), rows)
+            count = singling_units(weights, rows, self.terms.unit_rows)
             if count:
                 raise RefusedError(f"{SINGLED} rows of this site in {count} units")
+
+    def _whole(self, weights: Tensors, rows: Tensor) -> Tensors:
+        """The weights of the network that these make; rows that are not looked at need none."""
+        whole = methods.load(str(self.parts.config.method["name"])).whole
+        if whole is None or rows.dim() != 2:
+            return weights
+        site = self.parts.site(self.client)
+        made: Tensors = whole(site, placed(weights, site.device))
+        return made
 
     def on_reply(self, reply: Any) -> None:
         """Refuse a second update of one round, and an update that shows a training row."""
         updates = marked(type(reply), Update)
+        reason = too_few(reply, self.moment, self._rows) if self.terms.sums == "refuse" else ""
+        if reason:
+            raise RefusedError(reason)
         if updates:
             self._once()
         for field_name, mark in updates.items():
             self._look(mark.of, getattr(self.request, mark.of), getattr(reply, field_name))
         for field_name, whole in marked(type(reply), SharedWeights).items():
+            self._look_at_whole(whole.name, getattr(reply, field_name))
             self.trail.last[whole.name], self.dirty = _plain(getattr(reply, field_name)), True
+
+    def _look_at_whole(self, name: str, weights: Tensors) -> None:
+        """Refuse whole weights that show a row, by those that this site last received."""
+        before = self.trail.last.get(name)
+        if before is None or self.terms.shown_rows == "allow":
+            return
+        rows = self.parts.site(self.client).train(self.moment.stage).x
+        if (
+            before.keys() == weights.keys()
+            and rows.dim() == 2
+            and shown_rows(before, weights, rows)
+        ):
+            raise RefusedError(SHOWN)
 
     def _look(self, of: str, before: Tensors, after: Mapping[str, Tensor]) -> None:
         """Refuse an update that shows a row; remember how large it is."""
@@ -261,7 +339,7 @@ class Bounds:
         seen = [after]
         if self.single is not None:
             seen.append(plain_step(before, after, self.single.rate, self.single.epsilon))
-        if rows is not None and any(shown_rows(before, one, rows.x) for one in seen):
+        if rows is not None and any(shown_rows(before, one, rows) for one in seen):
             raise RefusedError(SHOWN)
         name = marked(type(self.request), SharedWeights)[of].name
         self.trail.reach[name] = {

@@ -12,6 +12,7 @@ from atoll.core.messages import Tensors
 from atoll.engines.network import ranges
 from atoll.engines.network.contract import Contract
 from atoll.engines.network.steps import PARTS
+from atoll.engines.network.sums import sends_sums
 
 __all__ = ["explained", "loose_terms", "warnings"]
 
@@ -56,6 +57,14 @@ ANSWER = (
     " and a second sequence of embeddings of the same rows leaves."
 )
 
+SUMS = (
+    "An action answers with sums over its training rows of products of columns, or of features."
+    ' They have more digits than an update, and no noise of training. Unless sums = "allow", a'
+    " stage has at least as many rows as its sums have columns, so their span does not determine"
+    " the rows. They tell means, variances and correlations of all columns, and a coordinator that"
+    " knows all rows but one reads off that one."
+)
+
 
 def explained(terms: Contract) -> list[str]:
     """The contract, a sentence or two a line."""
@@ -90,8 +99,9 @@ def _of_method(terms: Contract, method: str) -> list[str]:
 
 def _limits(terms: Contract, method: str) -> dict[str, Any]:
     """The limits of a method: the contract's own, and default ones of options that it has."""
-    usual = {n: v for n, v in ranges.DEFAULTS.items() if n in ranges.known(method)}
-    return {**usual, **terms.options.get(method, {})}
+    own, known = terms.options.get(method, {}), ranges.known(method)
+    limits = ranges.DEFAULTS if own else {**ranges.DEFAULTS, **ranges.SIZES}
+    return {**{name: limit for name, limit in limits.items() if name in known}, **own}
 
 
 def _marks(terms: Contract, mark: type) -> bool:
@@ -119,6 +129,8 @@ def _worst(terms: Contract) -> Iterator[str]:
     if _marks(terms, SharedWeights):
         yield "An action answers with whole weights of this site's own network."
     yield from _unbounded(terms)
+    if any(sends_sums(method, terms.actions) for method in terms.methods):
+        yield SUMS
     if any(methods.load(method).split == "parties" for method in terms.methods):
         yield (
             "A vertical method sends an embedding of every single row. The coordinator steers the"
@@ -222,6 +234,7 @@ def loose_terms(terms: Contract) -> Iterator[str]:
         ("rows", terms.rows < USUAL.rows),
         ("step_rows", terms.step_rows < USUAL.step_rows),
         ("gradient", not terms.gradient or terms.gradient > USUAL.gradient),
+        ("sums", terms.sums == "allow"),
         ("repeats", terms.repeats > USUAL.repeats),
         ("networks", bool(terms.networks)),
         ("plugins", bool(terms.plugins)),
@@ -250,6 +263,8 @@ LOOSE_TERMS = {
     "step_rows": "fewer rows stand behind a step: a coordinator that sends the same weights in many"
     " rounds, or the only other site, reads off the rows of a last step of few rows.",
     "gradient": "vertical networks can be steered faster towards showing rows.",
+    "sums": "sums of products leave also where they have fewer rows than columns, and so determine"
+    " every training row: 50 of 50 rows came out of one answer of 'analytic'.",
     "repeats": "after a restore a round may be answered for several weights.",
     "networks": "a run may use this code as its network, and no bound looks into it.",
     "plugins": "a run may use this code to load or deal out data; it runs with this site's rights.",
@@ -271,6 +286,11 @@ LOOSE = {
     ranges.METRIC: "a score that counts no rows has many digits: one comparison can tell the value"
     " of a column in a row.",
     "rounds": "more answers.",
+    "method.width": "sums of more features, or wider embeddings, say more about a row.",
+    "method.floor": "sums over fewer rows leave.",
+    "method.least_cluster": "a centre that describes a task may be a single text.",
+    "method.projection": "sums of other features of the same rows: together they say more.",
+    "method.bits": "sums carry more digits.",
     "method.epochs": "more training on the same rows, which they show the more for.",
     "method.epochs_each": "more training on the same rows, which they show the more for.",
     "method.pretrain_epochs": "more training on the same rows, which they show the more for.",
@@ -280,7 +300,7 @@ LOOSE = {
 def _loose_options(terms: Contract) -> Iterator[str]:
     for method, own in sorted(terms.options.items()):
         for name, limit in sorted(own.items()):
-            usual = ranges.DEFAULTS.get(name)
+            usual = {**ranges.DEFAULTS, **ranges.SIZES}.get(name)
             if usual is not None and not ranges.inside(limit, usual):
                 words = LOOSE.get(name, "more than by default.")
                 yield f"{method} {name} {ranges.words(limit)}: {words}"

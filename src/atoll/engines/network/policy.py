@@ -174,7 +174,8 @@ class Gate:
             with disk_errors(self._home):
                 self._home.mkdir(parents=True, exist_ok=True)
             spent, probed = self.egress.spent(self._data), lambda: self.egress.probes
-            self._bounds = Bounds(self.terms, self._parts, self._home, spent, probed)
+            self._bounds = Bounds(self.terms, self._parts, client, self._home, spent, probed)
+            self._refuse("prepare", self._bounds.unfit())
             self.id = client
             self._client = self._parts.client(client)
             write_whole(self._home / "config.toml", config.encode())
@@ -497,7 +498,8 @@ class Gate:
                 home.mkdir(exist_ok=True)
             probed, self._last = lambda: self.egress.probes, None
             self._parts, self._client = half, half.client(self.id)
-            self._bounds = Bounds(self.terms, half, home, self.egress.spent(self._data), probed)
+            spent = self.egress.spent(self._data)
+            self._bounds = Bounds(self.terms, half, self.id, home, spent, probed)
             return reply
 
     def _compared(

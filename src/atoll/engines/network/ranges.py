@@ -22,6 +22,7 @@ __all__ = [
     "COORDINATORS",
     "DEFAULTS",
     "METRIC",
+    "SIZES",
     "Limit",
     "Limits",
     "check_limits",
@@ -55,6 +56,17 @@ DEFAULTS: Limits = {
     "method.pretrain_epochs": {"least": 0, "most": 100},
     "engine.threads": {"least": 0, "most": 64},
     "report.metric": {"one_of": ["accuracy", "auroc", "balanced accuracy"]},
+}
+# The same where a contract names no option of a method; else these options keep their default.
+SIZES: Limits = {
+    "method.public_epochs": {"least": 1, "most": 50},
+    "method.width": {"least": 1, "most": 4096},
+    "method.floor": {"least": 10, "most": 1_000_000},
+    "method.projection": {"least": 0, "most": 0},
+    "method.bits": {"least": 1, "most": 20},
+    "method.synthetic": {"least": 1, "most": 10_000},
+    "method.latent": {"least": 1, "most": 1024},
+    "method.least_cluster": {"least": 2, "most": 1_000_000},
 }
 METRIC = "report.metric"  # checked at a comparison, and before runs that select models by it
 PLAIN = ("seed", "rounds", "scale", "dtype", "models", "score_every", "attribution", "class_weight")
@@ -106,9 +118,10 @@ def limits_of(options: Mapping[str, Limits], config: RunConfig) -> dict[str, Lim
     pinned = usual(config) if own else {}
     given = values_of(config)
     rest = {name: {"one_of": [pinned[name]]} for name in given if name in pinned}
+    sizes = {} if own else {n: v for n, v in SIZES.items() if n in given}
     unnamed = [name for name in given if name not in pinned] if own else _reading(config)
     rest |= {name: {"one_of": []} for name in unnamed}
-    return {**rest, **{n: v for n, v in DEFAULTS.items() if n in given}, **own}
+    return {**rest, **sizes, **{n: v for n, v in DEFAULTS.items() if n in given}, **own}
 
 
 def _reading(config: RunConfig) -> list[str]:

@@ -7,6 +7,7 @@ from atoll import methods
 from atoll.core.annotations import Update, marked
 from atoll.core.federation import actions, kinds
 from atoll.engines.network.contract import Contract
+from atoll.engines.network.mixture import own_share
 from atoll.learning.models import Architecture
 from atoll.runs.config import RunConfig
 from atoll.runs.parts import Parts
@@ -70,6 +71,17 @@ def unfit(parts: Parts, client: str, terms: Contract) -> str:
         if reason:
             remedy = _remedy([counts[stage] for stage in stages], *setting, terms, merges)
             return f"{reason}, at stage {stage + 1} of {counts[stage]} rows{remedy}"
+    return _diluted(options, list(counts.values()), setting[0], terms)
+
+
+def _diluted(options: Any, counts: list[int], batch: int, terms: Contract) -> str:
+    """In which later stage steps have too few own rows beside those that a method adds."""
+    for stage, rows in enumerate(counts):
+        own = int(batch * own_share(options, rows, sum(counts[:stage])))
+        if rows and own < min(terms.step_rows, batch):
+            what = f"{own} own rows in a step beside others; the contract wants at least"
+            remedy = "a larger method.batch, or fewer rows beside them, fits here"
+            return f"{what} {terms.step_rows}, at stage {stage + 1} of {rows} rows; {remedy}"
     return ""
 
 
