@@ -42,7 +42,8 @@ def _as_keywords(words: str) -> str:
         return "arguments" if words == "command line" else "keyword arguments"
     words = re.sub(r"--(?:set|axis) (?=[\w.]+)", "keyword argument ", words)
     words = ENTRY.sub(_entry, words)
-    words = re.sub(r"\b([a-z_]+) = (?=[\"'])", r"\1=", words)
+    words = re.sub(r"(?<![\w.])([a-z_]+) = (?=[\"'])", r"\1=", words)
+    words = re.sub(r"did you mean 'data\.(\w+)'", r"did you mean '\1'", words)
     words = CHANGES.sub("keyword arguments", words)
     return FLAG.sub(_keyword, words)
 

@@ -253,25 +253,18 @@ def reproduce_command(
     table_: Annotated[str, typer.Option("--table", help="e.g. 2 or figure4; default: all")] = "",
     only: Annotated[str, typer.Option("--only", help="one setting by name; several: a; b")] = "",
     device: Device = "auto",
-    quick: Annotated[
-        bool, typer.Option("--quick", help="a miniature with few and short runs")
-    ] = False,
-    tf32: Annotated[
-        bool, typer.Option("--tf32", help="TensorFloat-32: faster on a GPU, less exact")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="a miniature of short runs")] = False,
+    tf32: Annotated[bool, typer.Option("--tf32", help="TensorFloat-32, faster on a GPU")] = False,
     studies: Annotated[bool, typer.Option("--studies", help="also our studies of options")] = False,
     render: Render = False,
-    jobs: Annotated[
-        int, typer.Option(help="settings to measure at the same time, one process each", min=1)
-    ] = 1,
+    jobs: Annotated[int, typer.Option(help="settings at the same time", min=1)] = 1,
     set_: PlanSet = None,
     verify: Verify = 0,
     on: On = "",
     gpus_per_block: GpusPerBlock = None,
     measure: Annotated[bool, typer.Option("--measure", hidden=True)] = False,
     to: Annotated[
-        Path | None,
-        typer.Option("--out", help="folder of the results; default: reproduction/PAPER[-quick]"),
+        Path | None, typer.Option("--out", help="the folder; default: reproduction/PAPER[-quick]")
     ] = None,
 ) -> None:
     """Reproduce a paper's tables and print ours beside theirs."""
