@@ -15,8 +15,12 @@ COMMA := ,
 .PHONY: demo setup extras cluster check test numerics network process long fuzz mutants browser picture golden bench bench-network flower wheel docs lock sbom container all clean
 
 demo: $(READY)
-	@echo "Three small systems first; the four hospitals come last."
-	@for name in $(DEMOS); do $(BIN)/atoll run $$name --quiet --out "$(DEMO)/$$name" || exit 1; done
+	@echo "Three small systems first, then the four hospitals: about a minute on two idle cores."
+	@for name in $(DEMOS); do \
+		echo "training $$name"; \
+		$(BIN)/atoll run $$name --quiet --out "$(DEMO)/$$name" || exit 1; \
+	done
+	@echo "training demo, the four hospitals"
 	@$(BIN)/atoll run demo --quiet --out "$(DEMO)/demo"
 	@$(BIN)/atoll report $(addprefix "$(DEMO)"/,demo $(DEMOS)) --out "$(DEMO)/report.html"
 	@echo "next: your own tables, one per site: $(BIN)/atoll init A.csv B.csv --label COLUMN"
