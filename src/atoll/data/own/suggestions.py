@@ -194,13 +194,16 @@ def suggest_for_texts(contents: Contents) -> list[Suggestion]:
 def _with_old_names(
     suggestion: Suggestion, renames: Mapping[str, str], contents: Contents
 ) -> Suggestion:
-    """A suggestion that also holds while columns have their old names."""
+    """A suggestion that also holds while columns have their old names.
+
+    `units` and `values` are commented out as `rename` is, so that the new names are enough.
+    """
     entry = suggestion.entry
     for old, new in renames.items():
         here = not suggestion.site or old in contents.profiles[suggestion.site]
         if suggestion.option in ("ignore", "categorical") and new in entry:
             entry = [*entry, old]
-        elif suggestion.option in ("missing", "dates", "units", "values") and new in entry and here:
+        elif suggestion.option in ("missing", "dates") and new in entry and here:
             entry = {**entry, old: entry[new]}
     return replace(suggestion, entry=entry)
 
