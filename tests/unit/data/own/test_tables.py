@@ -307,6 +307,34 @@ def test_a_bad_file_is_answered_by_name(case: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "content", "kind", "remedy"),
+    [
+        ("a.csv", b"%PDF-1.4\n1 0 obj\n", "a PDF", "export it as CSV, Parquet or Excel"),
+        ("a.pdf", b"%PDF-1.7\n\xe2\xe3\n", "a PDF", "export it as CSV, Parquet or Excel"),
+        ("a.txt", b"{\\rtf1\\ansi age}", "an RTF document", "export it as CSV, Parquet or Excel"),
+        ("a.xls", b"\n <HTML><table>", "an HTML page", "save it as CSV or Excel (.xlsx)"),
+        ("a.csv", b"\xef\xbb\xbf<!doctype html", "an HTML page", "save it as CSV or Excel (.xlsx)"),
+        ("a.xls", b'<?xml version="1.0"?>', "an XML file", "save it as CSV or Excel (.xlsx)"),
+        ("a.csv", b"PK\x03\x04\0", "a ZIP archive", "unpack it; if it is Excel, name it .xlsx"),
+        ("a.csv", b"\x1f\x8b\x08\0", "a gzip file", "unpack it"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_table_is_called_what_it_is(
+    name: str, content: bytes, kind: str, remedy: str
+) -> None:
+    Path(name).write_bytes(content)
+    with pytest.raises(UserError) as error:
+        look(name)
+    assert told(error) == (f"this is {kind}, not a table", name)
+    assert error.value.remedy == remedy
+
+
+def test_a_header_may_begin_as_other_kinds_of_files_do() -> None:
+    write("a.csv", "%PDF share,PK,outcome", [f"{i},{i % 3},{'xy'[i % 2]}" for i in range(8)])
+    assert [column.name for column in look("a.csv").columns] == ["%PDF share", "PK"]
+
+
+@pytest.mark.parametrize(
     ("content", "remedy"),
     [
         (",age,outcome\n0,1,x\n",
