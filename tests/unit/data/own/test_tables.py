@@ -229,6 +229,31 @@ def test_suspicions_are_told_with_what_is_done() -> None:
     assert leak in said
 
 
+@pytest.mark.parametrize(
+    ("codes", "shift"),
+    [
+        ({"a": "0123", "b": "1234", "c": "0123"}, "1 to 4 at b, 0 to 3 at a"),
+        ({"a": "01", "b": "12"}, "1, 2 at b, 0, 1 at a"),
+        ({"a": "0123", "b": "123"}, ""),
+        ({"a": "0", "b": "1"}, ""),
+        ({"a": "0123", "b": "0123"}, ""),
+        ({"a": "0123", "b": "123x"}, ""),
+    ],
+)
+def test_codes_that_are_shifted_by_one_at_a_site_are_reported(
+    codes: dict[str, str], shift: str
+) -> None:
+    for site, own in codes.items():
+        rows = [f"{i}.5,{own[i % len(own)]},{'xy'[i // 4 % 2]}" for i in range(40)]
+        write(f"{site}.csv", "age,cp,outcome", rows)
+    findings = look(*(f"{site}.csv" for site in codes), categorical=["cp"]).findings
+    expected = [f"'cp' has codes that differ by one: {shift}"] if shift else []
+    found = [one for one in findings if "differ by one" in one.what]
+    assert [one.what for one in found] == expected
+    for one in found:
+        assert one.action == "one site may count from 1: check, and if so map its codes with values"
+
+
 @pytest.mark.parametrize("value", ["{}", "2024-03-{:02}", "word{}"])
 def test_whether_a_column_has_a_value_may_give_the_label_away(value: str) -> None:
     for name, sparse in (("a.csv", 1), ("b.csv", 1), ("c.csv", 7)):
