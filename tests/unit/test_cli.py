@@ -963,3 +963,24 @@ def test_clients_with_very_few_rows_are_warned_of(atoll: Command) -> None:
     warning = "warning: 30 of 30 clients train on fewer than 5 rows; ask for fewer clients"
     assert warning in atoll(*few, "--set", "clients=30").err
     assert "warning" not in atoll(*few, "--set", "clients=3").err
+
+
+def test_own_files_with_few_rows_are_named(atoll: Command, tmp_path: Path) -> None:
+    def warning(sizes: dict[str, int]) -> str:
+        files = []
+        for name, rows in sizes.items():
+            lines = [f"{row * 7 % 11},{row % 2}" for row in range(rows)]
+            files.append(tmp_path / f"{name}.csv")
+            files[-1].write_text("\n".join(["age,ill", *lines]) + "\n")
+        (tmp_path / "own.toml").write_text(
+            f'data = {{ files = {[str(file) for file in files]}, label = "ill" }}\n'
+            'method = "fedavg"\nrounds = 1\nmodel = { widths = [4] }\n'
+        )
+        ended = atoll("run", str(tmp_path / "own.toml"), "--no-answer")
+        assert ended.code == 0
+        return ended.err
+
+    why = "on fewer than 30 rows: an update or a model of so few rows can reveal them"
+    assert f"warning: basel trains {why}; see docs/privacy.md" in warning({"basel": 12, "lund": 60})
+    assert f"a, b, c and 1 more train {why}" in warning(dict.fromkeys("abcd", 20))
+    assert "warning" not in warning({"basel": 50, "lund": 60})

@@ -215,7 +215,7 @@ def test_init_annotates_what_it_cannot_repair(atoll: Command) -> None:
 
 @pytest.mark.parametrize("values", [["2024-03-31"], ["V27", "414", "428", "401"], ["31.3.2024"]])
 def test_init_does_not_stop_at_dates_or_codes(values: list[str], atoll: Command) -> None:
-    rows = [f"{40 + i % 9}.5,{values[i % len(values)]},{'xy'[i % 2]}" for i in range(40)]
+    rows = [f"{40 + i % 9}.5,{values[i % len(values)]},{'xy'[i // 4 % 2]}" for i in range(40)]
     Path("a.csv").write_text("\n".join(["age,code,outcome", *rows]) + "\n")
     assert atoll("init", "a.csv", "--label", "outcome")[::2] == (0, "")
     assert atoll("inspect", "run.toml")[0] == 0
@@ -530,3 +530,28 @@ def test_init_offers_regression_where_a_few_numbers_are_classes(atoll: Command) 
     why = "label 'days' has 17 distinct numbers, read as classes; set this if they are quantities"
     assert f'# task = "regression"   # {why}; uncomment if correct' in text
     assert "task" not in tomllib.loads(text)["data"]
+
+
+def test_init_asks_about_a_column_that_predicts_the_label_alone(atoll: Command) -> None:
+    draw = random.Random(1)
+    lines = ["age,key,seen,stent,outcome"]
+    for number in range(120):
+        ill = draw.random() < 0.4
+        lines.append(f"{draw.gauss(60, 10):.1f},k{number},{number},{int(ill)},{'ny'[ill]}")
+    Path("a.csv").write_text("\n".join(lines) + "\n")
+    code, _, told = atoll("init", "a.csv", "--label", "outcome")
+    assert code == 0
+    assert "1 suggestion in run.toml is commented out" in told
+    text = Path("run.toml").read_text()
+    question = "# predicts the label almost alone: is it known before the outcome? uncomment if not"
+    assert f'# "stent",   {question}\n' in text
+    config = tomllib.loads(text)["data"]
+    assert (config["id"], config["ignore"]) == ("key", ["seen"])
+    assert "'stent' at a predicts the label almost alone" in atoll("inspect", "run.toml")[1]
+    edited = re.sub(r"(?m)^# (?=.* uncomment if not$)", "", text)
+    assert tomllib.loads(edited)["data"]["ignore"] == ["seen", "stent"]
+
+    rows = [",".join(line.split(",")[i] for i in (0, 3, 4)) for line in lines]
+    Path("b.csv").write_text("\n".join(rows) + "\n")
+    assert atoll("init", "b.csv", "--label", "outcome", "-o", "b.toml")[0] == 0
+    assert f'# ignore = ["stent"]   {question}\n' in Path("b.toml").read_text()

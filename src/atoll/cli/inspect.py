@@ -87,7 +87,8 @@ def check(config: RunConfig) -> None:
     """Raise what `inspect` raises on the data of a config, and show nothing."""
     if config.split == "files" and "files" in config.data:
         given = {key: value for key, value in config.data.items() if key != "name"}
-        _to_be_dealt(tables.survey(**given), config)
+        contents = read_contents(build(tables.TableOptions, given, "[data]"))
+        _to_be_dealt(survey_of(contents, leaks=False), config)
     else:
         parts(_not_refusing(config))
 

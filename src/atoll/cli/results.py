@@ -13,7 +13,7 @@ from atoll.cli.terminal import compute_answer, print_answer
 from atoll.core.errors import UserError
 from atoll.data.own import alignment
 from atoll.runs.predict import images, onnx, parties, tables, texts
-from atoll.runs.predict.export import export
+from atoll.runs.predict.export import export, has_means
 from atoll.runs.predict.model import Predictor, predictor_of
 from atoll.runs.predict.output import Predicted
 from atoll.runs.result import Run, absent_run, runs_in
@@ -188,6 +188,11 @@ def export_command(
     if with_onnx:
         onnx.write(predictor, home / "model.onnx")
     out.print(f"the model and its card are in {home}", soft_wrap=True)
+    if has_means(predictor):
+        whose = "all sites'" if predictor.config.scale == "global" else "this site's"
+        have, it = ("and model.onnx have", "them") if with_onnx else ("has", "it")
+        what = f"card.json {have} means of {whose} training rows: pass {it} on only if you may"
+        out.print(what, soft_wrap=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -130,6 +130,9 @@ def _entries(suggestions: Sequence[Suggestion]) -> list[str]:
         by_option.setdefault(one.option, []).append(one)
     lines = []
     for option, same in by_option.items():
+        if option == "ignore":
+            lines += _ignored(same)
+            continue
         entry = same[0].entry
         for one in same[1:]:
             if isinstance(entry, dict):
@@ -141,6 +144,28 @@ def _entries(suggestions: Sequence[Suggestion]) -> list[str]:
         why = _one_line("; ".join(dict.fromkeys(one.why for one in same)))
         lines.append(f"{sign}{option} = {in_toml(entry)}   # {why}{uncomment}")
     return lines
+
+
+def _ignored(suggestions: Sequence[Suggestion]) -> list[str]:
+    """The columns to exclude, in one list; those that the user decides on are commented out."""
+    active, reason = _excluded([one for one in suggestions if one.safe])
+    commented, question = _excluded([one for one in suggestions if not one.safe])
+    if not commented:
+        return [f"ignore = [{active}]   # {reason}"]
+    if not active:
+        return [f"# ignore = [{commented}]   # {question} uncomment if not"]
+    return [
+        f"ignore = [{active},   # {reason}",
+        f"# {commented},   # {question} uncomment if not",
+        "]",
+    ]
+
+
+def _excluded(suggestions: Sequence[Suggestion]) -> tuple[str, str]:
+    """Columns to exclude as TOML lists them, and why."""
+    names = dict.fromkeys(name for one in suggestions for name in one.entry)
+    reasons = dict.fromkeys(one.why for one in suggestions)
+    return ", ".join(in_toml(name) for name in names), _one_line("; ".join(reasons))
 
 
 def _one_line(text: str) -> str:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["facts", "few_rows", "holdings", "same_data"]
 
 FEW = 5  # training rows of a client at a stage, below which the command warns
+FEW_OWN = 30  # the same for own files, where rows are those of real people
+MOST_SITES = 3  # that the warning names
 MOST_NAMES = 300  # a table with more columns is described by numbers alone
 
 
@@ -87,13 +89,23 @@ def holdings(parts: "Parts") -> dict[str, Any]:
 def few_rows(facts: Mapping[str, Any]) -> str:
     """A warning where clients have very few training rows; empty where none has.
 
-    A client that has not joined yet has none, and does not count.
+    A client that has not joined yet has none, and does not count. More clients than rows allow can
+    be asked for where rows are dealt out; the sites of own files are as they are.
     """
-    sites = facts["holdings"]["sites"].values()
-    few = sum(any(0 < rows < FEW for rows in site["train"]) for site in sites)
+    sites = facts["holdings"]["sites"]
+    own_files = facts["data"]["name"].startswith("own ")
+    limit = FEW_OWN if own_files else FEW
+    few = [id for id, site in sites.items() if any(0 < rows < limit for rows in site["train"])]
     if not few:
         return ""
-    return f"{few} of {len(sites)} clients train on fewer than {FEW} rows; ask for fewer clients"
+    if not own_files:
+        what = f"{len(few)} of {len(sites)} clients train on fewer than {limit} rows"
+        return f"{what}; ask for fewer clients"
+    more = [f"{len(few) - MOST_SITES} more"] if len(few) > MOST_SITES else []
+    named = " and ".join(", ".join(part) for part in (few[:MOST_SITES], more) if part)
+    verb = "trains" if len(few) == 1 else "train"
+    why = "an update or a model of so few rows can reveal them; see docs/privacy.md"
+    return f"{named} {verb} on fewer than {limit} rows: {why}"
 
 
 def same_data(parts: "Parts", recorded: Mapping[str, Any], where: str) -> None:

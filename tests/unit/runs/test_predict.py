@@ -411,6 +411,26 @@ def test_an_exported_model_is_what_predicts_and_says_what_it_is(
     assert call("export", "run", "--site", "a", "-o", "model") == 0  # an earlier one is replaced
 
 
+@pytest.mark.parametrize(
+    ("scale", "means"),
+    [("local", "this site's"), ("none", "this site's"), ("global", "all sites'")],
+)
+def test_an_export_says_that_its_card_has_means_of_training_rows(
+    scale: str,
+    means: str,
+    files: Files,
+    call: Callable[..., int],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    run("fedavg", files(), scale=scale)
+    capfd.readouterr()
+    assert call("export", "run", "--site", "b", "-o", "model") == 0
+    line = f"card.json has means of {means} training rows: pass it on only if you may"
+    assert line in capfd.readouterr().out.splitlines()
+    fill = json.loads(Path("model/card.json").read_text())["scaling"]["common"][0]
+    assert any(mean != 0 for mean in fill)
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "model.onnx", "card.json"])
 def test_an_export_goes_over_nothing_that_is_not_one(
     name: str, files: Files, call: Callable[..., int]

@@ -118,6 +118,7 @@ def test_the_commands_write_predictions_and_a_model(
     assert "5 predictions in" in capfd.readouterr().out
     assert len(written(out)) == 5
     assert call("export", str(folder), "--site", "slate", "-o", str(tmp_path / "model")) == 0
+    assert "means of" not in capfd.readouterr().out  # images are scaled by fixed numbers
     card = json.loads((tmp_path / "model" / "card.json").read_text())
     assert (card["site"], card["called"], card["network"]) == ("site-1", "slate", "cnn-deep")
     assert card["shape"] == [1, 8, 8]

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -21,10 +21,11 @@ from atoll.data.own.sheets import line_of
 
 __all__ = [
     "ENOUGH", "STRAY", "Column", "ColumnPlan", "Finding", "identifies", "leaks_of", "make_block",
-    "offset_of", "refuse_mistakes", "without_case",
+    "offset_of", "refuse_mistakes", "shifted_codes", "without_case",
 ]  # fmt: skip
 
 ENOUGH = 20  # values below which nothing is suspected
+MOST_CODES = 100  # distinct whole numbers that are compared as codes
 STRAY = 0.9  # share of numbers from which a word among them is a mistake
 IDENTIFIER = re.compile(r"(^|[ _-])(id|nr|no|number|index|key|uuid|unnamed.*)$", re.IGNORECASE)
 ODD_NUMBERS = (  # what is no number, and what it is called
@@ -33,6 +34,7 @@ ODD_NUMBERS = (  # what is no number, and what it is called
     (re.compile(r"^[-+]?[0-9]+,[0-9]+$"), "a decimal comma"),
     (re.compile(r"^[-+]?[0-9.,]+ *[^0-9., ]+$"), "a number with a unit"),
 )
+WHOLE = re.compile(r"-?[0-9]{1,9}")
 ODD_DATE = re.compile(r"^\d{1,4}[./-]\d{1,2}[./-]\d{1,4}( .*)?$")
 
 
@@ -202,6 +204,9 @@ class ColumnPlan:
             same = "; some differ only in case or spaces" if alike else ""
             what = f"'{name}' has levels that some sites lack: {alone}{same}"
             self._note(what, "all sites have a column for every level")
+        if shift := shifted_codes({site: [*own.counts] for site, own in profiles.items()}):
+            action = "one site may count from 1: check, and if so map its codes with values"
+            self._note(f"'{name}' has codes that differ by one: {shift}", action)
         most = self.options.most_levels
         if len(every) > most:
             action = f"the {most} most frequent get a column each; others count as unknown"
@@ -247,6 +252,26 @@ def leaks_of(
         what = f"whether '{name}' has a value at {', '.join(by_gaps)} {question}"
         findings.append(Finding(what, action))
     return findings
+
+
+def shifted_codes(levels: Mapping[str, Collection[str]]) -> str:
+    """Two sites whose whole numbers are those of the other plus one; empty if there are none."""
+    codes = dict[str, list[int]]()
+    for site, own in levels.items():
+        if 1 < len(own) <= MOST_CODES and all(WHOLE.fullmatch(level) for level in own):
+            codes[site] = sorted(map(int, own))
+    for site, high in codes.items():
+        for other, low in codes.items():
+            if high == [code + 1 for code in low]:
+                return f"{_in_words(high)} at {site}, {_in_words(low)} at {other}"
+    return ""
+
+
+def _in_words(codes: Sequence[int]) -> str:
+    """The codes as a range where there is no gap."""
+    if len(codes) > 2 and codes[-1] - codes[0] == len(codes) - 1:
+        return f"{codes[0]} to {codes[-1]}"
+    return ", ".join(map(str, codes[:6])) + (", ..." if len(codes) > 6 else "")
 
 
 def refuse_mistakes(

@@ -89,8 +89,9 @@ def merge(general: Rules, own: Rules | None) -> Rules:
     rename = {**general.rename, **own.rename}
     tables = dict[str, Any]()
     for name in ("values", "units", "missing", "dates"):
-        both = {**getattr(general, name), **getattr(own, name)}
-        tables[name] = {rename.get(column, column): entry for column, entry in both.items()}
+        tables[name] = {}
+        for entries in (getattr(general, name), getattr(own, name)):  # a site's own come last
+            tables[name] |= {rename.get(column, column): entry for column, entry in entries.items()}
     labels = {**general.labels, **own.labels}
     for name in ("id", "group", "weights"):
         column = getattr(own, name) or getattr(general, name)

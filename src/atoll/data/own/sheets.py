@@ -33,6 +33,17 @@ DELIMITERS = (",", ";", "\t", "|")
 TABS = {"tab": "\t", "\\t": "\t"}
 OPEN = re.compile(r'(^|[,;\t|])"([^"]|"")*$')  # a header that goes on: a quote is not closed
 UNEVEN = re.compile(r"CSV parse error: Row #(\d+): Expected (\d+) columns, got (\d+)")
+OTHER_KINDS = (  # how a file begins that is no table, what it is, and what to do
+    (re.compile(rb"%PDF-"), "a PDF", "export it as CSV, Parquet or Excel"),
+    (re.compile(rb"\{\\rtf"), "an RTF document", "export it as CSV, Parquet or Excel"),
+    (re.compile(rb"(?i)<(html|!doctype html)"), "an HTML page", "save it as CSV or Excel (.xlsx)"),
+    (re.compile(rb"<\?xml"), "an XML file", "save it as CSV or Excel (.xlsx)"),
+)
+ARCHIVES = (  # the same, of files whose name says that they are text
+    (re.compile(rb"PK\x03\x04"), "a ZIP archive", "unpack it; if it is Excel, name it .xlsx"),
+    (re.compile(rb"\x1f\x8b"), "a gzip file", "unpack it"),
+)
+FIRST = 100  # bytes of a file that show its kind; HTML may begin with blanks
 NAMES = 100  # lines that a header may have more than one
 BLOCK = 1 << 23  # bytes of a CSV file read at once; a row must fit
 ROWS = 1 << 16  # rows of a Parquet file read at once
@@ -81,6 +92,7 @@ def opened(path: Path, delimiter: str = "", encoding: str = "") -> Sheet:
     if path.suffix.lower() in JSON:  # its first line would be taken for the names of columns
         remedy = "give a table; for texts, name their column: atoll init --text, or text = 'body'"
         raise refused("a JSON file is no table", path, remedy)
+    _refuse_other_kinds(path)
     kind = path.suffix.lower()
     if kind in EXCEL:
         return Sheet(path, _checked(_excel_columns(path), path), "", "", stamp)
@@ -96,6 +108,16 @@ def opened(path: Path, delimiter: str = "", encoding: str = "") -> Sheet:
         remedy = "close the quotes that are open, or give a file with a header"
         raise refused(f"the header cannot be read: {error}", path, remedy) from error
     return Sheet(path, _checked(names, path), delimiter, encoding, stamp)
+
+
+def _refuse_other_kinds(path: Path) -> None:
+    """Refuse a file that is no table, by its first bytes: some of these are text."""
+    with path.open("rb") as file:
+        first = file.read(FIRST).removeprefix(codecs.BOM_UTF8).lstrip()
+    typed = path.suffix.lower() in (*EXCEL, *PARQUET, *FEATHER)
+    for signature, kind, remedy in OTHER_KINDS if typed else (*OTHER_KINDS, *ARCHIVES):
+        if signature.match(first):
+            raise refused(f"this is {kind}, not a table", path, remedy)
 
 
 def written(path: Path, delimiter: str = "", encoding: str = "") -> tuple[str, str, str]:

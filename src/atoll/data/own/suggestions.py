@@ -14,7 +14,7 @@ import numpy as np
 from atoll.core.errors import UserError
 from atoll.core.options import build
 from atoll.data.own import evidence
-from atoll.data.own.columns import STRAY
+from atoll.data.own.columns import STRAY, identifies, leaks_of
 from atoll.data.own.labels import task_of, task_statement
 from atoll.data.own.profiles import (
     Contents,
@@ -99,7 +99,33 @@ def examine(**given: Any) -> list[Suggestion]:
         if not named or error.where == "[data]":
             raise
         return aliases
-    return [*aliases, *_task(contents), *suggest(contents)]
+    suggestions = suggest(contents)
+    return [*aliases, *_task(contents), *suggestions, *_leaks(contents, suggestions)]
+
+
+def _leaks(contents: Contents, suggestions: Sequence[Suggestion]) -> Iterator[Suggestion]:
+    """Columns that predict the label almost alone, of those that the suggestions leave as inputs.
+
+    `atoll inspect` finds the same, and prints it as findings.
+    """
+    no_input = set[str]()
+    named = {"ignore": no_input, "dates": set[str](), "categorical": set[str]()}
+    for one in suggestions:
+        if one.option in ("id", "group"):
+            no_input.add(one.entry)
+        elif one.option in named:
+            named[one.option] |= {*one.entry}
+    leaks = list[str]()
+    for name, profiles in _by_column(contents).items():
+        kinds = {site: p.kind(name in named["categorical"]) for site, p in profiles.items()}
+        if name in named["dates"]:
+            kinds = dict.fromkeys(kinds, "date")
+        if name not in no_input and not identifies(name, profiles, kinds):
+            leaks += [name] if leaks_of(name, profiles, kinds) else []
+    if leaks:
+        each = "each " if len(leaks) > 1 else ""
+        why = f"{each}predicts the label almost alone: is it known before the outcome?"
+        yield Suggestion("ignore", leaks, why, False)
 
 
 def _task(contents: Contents) -> Iterator[Suggestion]:
@@ -194,13 +220,16 @@ def suggest_for_texts(contents: Contents) -> list[Suggestion]:
 def _with_old_names(
     suggestion: Suggestion, renames: Mapping[str, str], contents: Contents
 ) -> Suggestion:
-    """A suggestion that also holds while columns have their old names."""
+    """A suggestion that also holds while columns have their old names.
+
+    `units` and `values` are commented out as `rename` is, so that the new names are enough.
+    """
     entry = suggestion.entry
     for old, new in renames.items():
         here = not suggestion.site or old in contents.profiles[suggestion.site]
         if suggestion.option in ("ignore", "categorical") and new in entry:
             entry = [*entry, old]
-        elif suggestion.option in ("missing", "dates", "units", "values") and new in entry and here:
+        elif suggestion.option in ("missing", "dates") and new in entry and here:
             entry = {**entry, old: entry[new]}
     return replace(suggestion, entry=entry)
 

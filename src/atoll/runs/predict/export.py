@@ -17,7 +17,7 @@ from atoll.runs.predict import parties, tables
 from atoll.runs.predict.model import Predictor
 from atoll.runs.result import plain
 
-__all__ = ["export"]
+__all__ = ["export", "has_means"]
 
 
 def reads(predictor: Predictor) -> dict[str, Any]:
@@ -48,6 +48,13 @@ def reads(predictor: Predictor) -> dict[str, Any]:
         if predictor.site in recipe.get("rules", {}):
             card["harmonised"] = recipe["rules"][predictor.site]
     return card
+
+
+def has_means(predictor: Predictor) -> bool:
+    """Whether the card has means of training rows: own tables are filled in and scaled by them."""
+    if predictor.site == SERVER or predictor.about.get("scaling") is None:
+        return False
+    return not predictor.vertical or predictor.config.scale != "none"
 
 
 def _target(place: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,6 +75,20 @@ def test_a_site_may_have_rules_of_its_own() -> None:
     assert dataset.y.tolist() == [0, 1, 0, 0, 1, 0]
 
 
+def test_rules_of_a_site_go_first_though_those_of_all_name_the_column_twice() -> None:
+    write("a.csv", "Sex,outcome", ["F,x", "M,y", "f,x"])
+    write("b.csv", "sex,outcome", ["1,x", "2,y", "1,x"])
+    words = {"F": "f", "M": "m"}
+    dataset = load(
+        "a.csv", "b.csv",
+        rename={"Sex": "sex"},
+        values={"sex": words, "Sex": words},
+        sites={"b": {"values": {"sex": {"1": "f", "2": "m"}}}},
+    )  # fmt: skip
+    assert dataset.columns == ("sex=f", "sex=m")
+    assert dataset.x[:, 0].tolist() == [1, 0, 1, 1, 0, 1]
+
+
 def test_rules_by_site_hold_for_the_rows_of_a_site_column() -> None:
     rows = ["a,1,x", "b,10,y", "a,2,y", "b,20,x"]
     write("all.csv", "place,w,outcome", rows)

@@ -306,6 +306,17 @@ def test_values_that_are_spellings_are_mapped_and_the_columns_are_one() -> None:
     assert kinds["smoker"] == kinds["ward"] == ("text", "common")
 
 
+def test_values_and_units_name_a_column_once_though_it_has_two_names() -> None:
+    one, other, third = base(seed=1), base(seed=2), base(seed=3)
+    one |= {"ward": ["ENT", "eye"] * 50, "chol": [200 + i % 41 for i in range(100)]}
+    third["chol"] = one["chol"]
+    other |= {"Ward": ["ent", "Eye"] * 50, "Chol": [f"{5 + i % 41 / 38:.2f}" for i in range(100)]}
+    found = look(one, other, third)
+    assert found["rename", ""].entry == {"Ward": "ward", "Chol": "chol"}
+    assert [*found["values", ""].entry] == ["ward"]
+    assert [*found["units", "b"].entry] == ["chol"]
+
+
 def test_suffixes_are_removed_before_sites_are_compared() -> None:
     one, other = base(seed=1), base(seed=2)
     one["weight"] = [f"{60 + i % 40} kg" for i in range(100)]

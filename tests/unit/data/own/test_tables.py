@@ -229,6 +229,31 @@ def test_suspicions_are_told_with_what_is_done() -> None:
     assert leak in said
 
 
+@pytest.mark.parametrize(
+    ("codes", "shift"),
+    [
+        ({"a": "0123", "b": "1234", "c": "0123"}, "1 to 4 at b, 0 to 3 at a"),
+        ({"a": "01", "b": "12"}, "1, 2 at b, 0, 1 at a"),
+        ({"a": "0123", "b": "123"}, ""),
+        ({"a": "0", "b": "1"}, ""),
+        ({"a": "0123", "b": "0123"}, ""),
+        ({"a": "0123", "b": "123x"}, ""),
+    ],
+)
+def test_codes_that_are_shifted_by_one_at_a_site_are_reported(
+    codes: dict[str, str], shift: str
+) -> None:
+    for site, own in codes.items():
+        rows = [f"{i}.5,{own[i % len(own)]},{'xy'[i // 4 % 2]}" for i in range(40)]
+        write(f"{site}.csv", "age,cp,outcome", rows)
+    findings = look(*(f"{site}.csv" for site in codes), categorical=["cp"]).findings
+    expected = [f"'cp' has codes that differ by one: {shift}"] if shift else []
+    found = [one for one in findings if "differ by one" in one.what]
+    assert [one.what for one in found] == expected
+    for one in found:
+        assert one.action == "one site may count from 1: check, and if so map its codes with values"
+
+
 @pytest.mark.parametrize("value", ["{}", "2024-03-{:02}", "word{}"])
 def test_whether_a_column_has_a_value_may_give_the_label_away(value: str) -> None:
     for name, sparse in (("a.csv", 1), ("b.csv", 1), ("c.csv", 7)):
@@ -304,6 +329,34 @@ def test_a_bad_file_is_answered_by_name(case: str) -> None:
     said = told(error)
     assert said[0].startswith(what)
     assert said[1] == where
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind", "remedy"),
+    [
+        ("a.csv", b"%PDF-1.4\n1 0 obj\n", "a PDF", "export it as CSV, Parquet or Excel"),
+        ("a.pdf", b"%PDF-1.7\n\xe2\xe3\n", "a PDF", "export it as CSV, Parquet or Excel"),
+        ("a.txt", b"{\\rtf1\\ansi age}", "an RTF document", "export it as CSV, Parquet or Excel"),
+        ("a.xls", b"\n <HTML><table>", "an HTML page", "save it as CSV or Excel (.xlsx)"),
+        ("a.csv", b"\xef\xbb\xbf<!doctype html", "an HTML page", "save it as CSV or Excel (.xlsx)"),
+        ("a.xls", b'<?xml version="1.0"?>', "an XML file", "save it as CSV or Excel (.xlsx)"),
+        ("a.csv", b"PK\x03\x04\0", "a ZIP archive", "unpack it; if it is Excel, name it .xlsx"),
+        ("a.csv", b"\x1f\x8b\x08\0", "a gzip file", "unpack it"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_table_is_called_what_it_is(
+    name: str, content: bytes, kind: str, remedy: str
+) -> None:
+    Path(name).write_bytes(content)
+    with pytest.raises(UserError) as error:
+        look(name)
+    assert told(error) == (f"this is {kind}, not a table", name)
+    assert error.value.remedy == remedy
+
+
+def test_a_header_may_begin_as_other_kinds_of_files_do() -> None:
+    write("a.csv", "%PDF share,PK,outcome", [f"{i},{i % 3},{'xy'[i % 2]}" for i in range(8)])
+    assert [column.name for column in look("a.csv").columns] == ["%PDF share", "PK"]
 
 
 @pytest.mark.parametrize(
