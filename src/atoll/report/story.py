@@ -25,6 +25,7 @@ from atoll.report.section import Section
 from atoll.report.tables import Group, Table
 from atoll.report.units import percent, size
 from atoll.report.verdict import Card, GainPlot
+from atoll.report.withheld import without_withheld
 
 __all__ = ["Part", "Story", "mean_accuracy", "stories"]
 
@@ -104,7 +105,10 @@ class Story:
 
 
 def stories(groups: Sequence[Group]) -> list[Story]:
-    """Runs of the same task as one story, in the order of their first runs."""
+    """Runs of the same task as one story, in the order of their first runs.
+
+    Results that an answer withholds are left out.
+    """
     tasks: list[list[Group]] = []
     for group in groups:
         same = next((task for task in tasks if tables.comparable(task[0], group)), None)
@@ -115,7 +119,7 @@ def stories(groups: Sequence[Group]) -> list[Story]:
     result, first = [], 1
     for number, task in enumerate(tasks, 1):
         task.sort(key=lambda group: group.method == tables.ALONE)  # baselines last
-        result.append(_story(number, first, task))
+        result.append(_story(number, first, without_withheld(task)))
         first += len(task)
     return result
 
@@ -264,15 +268,20 @@ def _ran(group: Group) -> str:
 
 
 def _scored(group: Group) -> str:
+    if not group.first.variants and group.withheld:
+        return "The test results of all sites are withheld."
     if not group.first.variants:
         return "It has not been tested yet."
     headline = group.first.headline
     name = f"Its model '{headline}'" if headline else "Its model"
     accuracy = percent(mean_accuracy(group))
     if group.first.regression:
-        return f"{name} explains {accuracy} of the variance of test labels, the mean over sites."
+        return (
+            f"{name} explains {accuracy} of the variance of test labels, the mean over "
+            f"{group.over_sites}."
+        )
     rows = "the test rows of all domains" if domains.has_domains(group) else "the test rows"
-    return f"{name} predicts {accuracy} of {rows} correctly, the mean over sites."
+    return f"{name} predicts {accuracy} of {rows} correctly, the mean over {group.over_sites}."
 
 
 def _lost(group: Group) -> float:

@@ -114,9 +114,14 @@ def _sentence(answer: Answer, unit: Unit) -> str:
         return f"Overall: {text}."
     interval = unit.interval(gain.low, gain.high)
     return (
-        f"Overall: {text}. The mean gain over sites is {unit.difference(gain.gain)}, "
+        f"Overall: {text}. The mean gain over {_over(answer)} is {unit.difference(gain.gain)}, "
         f"with a {100 * answer.level:g} % interval of {interval}."
     )
+
+
+def _over(answer: Answer) -> str:
+    """What every mean of an answer is over."""
+    return "sites that are not withheld" if answer.withheld else "sites"
 
 
 def _numbers(answer: Answer, unit: Unit) -> Iterable[tuple[str, str]]:
@@ -350,6 +355,9 @@ def site_table(group: Group) -> Table | None:
             Cell("; ".join([site.verdict.text, *site.remarks])),
         ))  # fmt: skip
     header = ("site", "test rows", *scores, *gains, "p-value", "verdict")
+    undefined = [Cell(DASH, math.nan)] * (len(header) - 2)
+    for name, reason in sorted(answer.withheld.items()):
+        rows.append((Cell(name), *undefined, Cell(f"withheld: {reason}")))
     caption = (
         f"{_metric(answer)} on the same test rows. The interval holds for all sites "
         f"together at {100 * answer.level:g} %, and the verdict uses it; the unadjusted one holds "
@@ -383,6 +391,8 @@ def comparison(groups: Sequence[Group]) -> Table | None:
         "The same data and split. Each gain is against the run's own baseline; the table does not "
         "test one run against another."
     )
+    if any(answer.withheld for _, answer in known):
+        caption += " Means leave out withheld sites."
     return Table(caption, header, tuple(rows))
 
 
