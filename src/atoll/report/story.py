@@ -48,6 +48,7 @@ class Part:
     sections: list[Section]
     flow: Picture | None
     merged: list[departures.Merged]
+    guarantee: str
     before: str
     exclusions: list[str]
     answered: Table | None
@@ -186,6 +187,7 @@ def _part(number: int, group: Group) -> Part:
     path = group.first.folder / "config.toml"
     config = (group.first.integrity.read(path) or b"").decode(errors="replace")
     sections = [section(group, number) for section in SECTIONS]
+    merged = departures.merged(departures.departures(group.first))
     return Part(
         group.label,
         tuple(int(run.config["seed"]) for run in group.runs),
@@ -198,7 +200,8 @@ def _part(number: int, group: Group) -> Part:
         _attributed(number, group),
         [section for section in sections if section is not None],
         departures.flow(group.first, group.label, f"flow-{number}"),
-        departures.merged(departures.departures(group.first)),
+        merged,
+        departures.guarantee(merged),
         departures.before_training(group.first),
         group.first.exclusions,
         verdict.site_table(group),

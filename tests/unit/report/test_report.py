@@ -222,6 +222,22 @@ def test_sites_that_sent_the_same_have_one_paragraph(groups: list[Group]) -> Non
     assert page.page(groups[:1]).count("No other tensor left") == 1
 
 
+def test_the_page_says_that_nothing_is_guaranteed_about_tensors_that_left(tmp_path: Path) -> None:
+    hits = {"": {"a": 8, "b": 8}}
+    weights = record(tmp_path / "weights", "fedavg", 0, hits)
+    logits = record(tmp_path / "logits", "fedmd", 0, hits, tensors=(("logits", "float32", (2, 3)),))
+    alone = record(tmp_path / "alone", "alone", 0, hits, tensors=())
+    (story,) = stories(gather([weights, logits, alone]))
+    words = {part.label: part.guarantee for part in story.parts}
+    assert words["fedavg"].startswith("What left (weights) depends on the rows")
+    assert words["fedmd"].startswith("What left (logits) depends on the rows")
+    assert "no differential privacy and no secure aggregation" in words["fedavg"]
+    assert words["alone"] == ""
+    text = page.page(gather([weights, logits, alone]))
+    assert text.count("there is no privacy guarantee. docs/privacy.md says") == 2
+    assert "guarantee" not in page.page(gather([alone]))
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("weights/1.bias", "weights"), ("embedding", "embeddings"), ("logits", "logits"),
