@@ -12,6 +12,7 @@ from atoll.report import (
     domains,
     figures,
     leakage,
+    models,
     quality,
     tables,
     transfer,
@@ -81,6 +82,7 @@ class Story:
     parts: list[Part]
     comparison: Table | None
     results: Table
+    models: dict[str, str]  # name -> what it is
     differences: Table | None
     forgetting: Table | None
     traffic: Table
@@ -143,6 +145,7 @@ def _story(number: int, first: int, groups: Sequence[Group]) -> Story:
         parts,
         verdict.comparison(groups),
         tables.results(groups, primary_scores(groups)),
+        models.explanations(groups),
         tables.differences(groups),
         tables.forgetting(groups),
         tables.traffic(groups),

@@ -127,10 +127,11 @@ def _over(answer: Answer) -> str:
 def _numbers(answer: Answer, unit: Unit) -> Iterable[tuple[str, str]]:
     """The numbers that the verdict depends on."""
     margin = unit.difference(answer.margin).lstrip("+")
+    counts = "smallest gain that counts"
     if answer.regression:
         of = "variance" if answer.metric == "mse" else "standard deviation"
-        margin += f" ({100 * answer.margin_share:g} % of the label's {of})"
-    yield "Margin, set before the run", margin
+        counts += f", {100 * answer.margin_share:g} % of the label's {of}"
+    yield "Margin", f"{margin} ({counts})"
     joined = [site.score(JOINED) for site in answer.sites]
     yield f"{_metric(answer)}, joined", _range(joined, unit)
     guessing = [site.score(answer.references[0]) for site in answer.sites]
@@ -142,7 +143,8 @@ def _numbers(answer: Answer, unit: Unit) -> Iterable[tuple[str, str]]:
         yield f"Sites where joining is shown to beat their own {answer.references[1]}", count
     pooled = [site.score(POOLED) for site in answer.sites]
     if any(map(math.isfinite, pooled)):
-        yield "Trained on the rows of all sites together", _range(pooled, unit)
+        words = "only a comparison: in practice rows may not leave a site"
+        yield "Trained on the rows of all sites together", f"{_range(pooled, unit)}; {words}"
     if answer.sites:
         smallest = min(answer.sites, key=lambda site: (site.test_rows, site.site))
         rows = f"{smallest.test_rows:,} rows ({smallest.site})"

@@ -10,6 +10,7 @@ import pytest
 
 from atoll.core.errors import UserError
 from atoll.core.record import Record, Snapshot
+from atoll.methods.chfl import VARIANTS
 from atoll.report import attribution, page, tables
 from atoll.report.departures import departures, merged
 from atoll.report.figures import curves
@@ -135,6 +136,16 @@ def test_models_of_a_run_are_compared_with_the_one_trained_alone(tmp_path: Path)
     hits = {"local": {"a": 5, "b": 5}, "auto": {"a": 7, "b": 6}}
     (row,) = texts(tables.differences(gather([record(tmp_path / "run", "chfl", 0, hits)])))
     assert row == ["chfl: auto", "chfl: local", "+15.0", "+10.0", "+20.0", "2/0/0"]
+
+
+def test_models_of_chfl_are_explained_and_others_are_not(tmp_path: Path) -> None:
+    hits = {name: {"a": 5, "b": 5} for name in VARIANTS}
+    groups = gather([record(tmp_path / "run", "chfl", 0, hits)])
+    assert sorted(stories(groups)[0].models) == sorted(VARIANTS)
+    assert "<b>mu&gt;0</b> is as mu=0, and" in page.page(groups)
+    other = gather([record(tmp_path / "other", "fedavg", 0, {"": {"a": 5, "b": 5}})])
+    assert stories(other)[0].models == {}
+    assert "Models: " not in page.page(other)
 
 
 def test_forgetting_is_told_in_each_definition(tmp_path: Path) -> None:
