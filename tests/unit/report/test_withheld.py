@@ -135,3 +135,20 @@ def test_without_withheld_sites_nothing_changes(tmp_path: Path) -> None:
     story = only(gather([answered(run, answer(SITES))]))
     assert "60.0 % of the test rows correctly, the mean over sites." in story.parts[0].summary
     assert row(story.parts[0].sites, "five") == ["40.0"]
+
+
+def test_means_over_domains_leave_it_out(tmp_path: Path) -> None:
+    folder = record(tmp_path / "run", "fedavg", 0, {"": {"a": 9, "b": 8, "five": 7}}, stages=3)
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace("[scenario]", '[scenario]\nsplit = "domains"'))
+    (part,) = only(gather([answered(folder, answer(SITES, withheld={"five": REASON}))])).parts
+    (section,) = part.sections
+    (table,) = section.tables
+    rows = {cells[1].text: [cell.text for cell in cells[2:]] for cells in table.rows}
+    # hits of ten on domains 0, 1, 2; a: 3, 6, 9; b: 2, 5, 8; five, left out: 1, 4, 7
+    assert rows == {
+        "a (task-0)": ["30.0", "75.0"], "b (task-1)": ["50.0", "50.0"],
+        "five (task-2)": [DASH, DASH], "mean": ["40.0", "62.5"],
+    }  # fmt: skip
+    assert table.caption.endswith(NOTE)
+    assert section.pictures[0].svg.count(f">{DASH}<") == 3
