@@ -22,7 +22,7 @@ MODELS: Mapping[str, Mapping[str, str]] = {  # method -> model -> what it is, as
 
 def explanations(groups: Sequence[Group]) -> dict[str, str]:
     """The models of some runs by name, with what each is; empty where names say it."""
-    result = {}
+    result: dict[str, str] = {}
     for group in groups:
         known = MODELS.get(group.method, {})
         result |= {name: known[name] for name in group.first.variants if name in known}

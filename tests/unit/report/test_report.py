@@ -139,7 +139,7 @@ def test_models_of_a_run_are_compared_with_the_one_trained_alone(tmp_path: Path)
 
 
 def test_models_of_chfl_are_explained_and_others_are_not(tmp_path: Path) -> None:
-    hits = {name: {"a": 5, "b": 5} for name in VARIANTS}
+    hits = {str(name): {"a": 5, "b": 5} for name in VARIANTS}
     groups = gather([record(tmp_path / "run", "chfl", 0, hits)])
     assert sorted(stories(groups)[0].models) == sorted(VARIANTS)
     assert "<b>mu&gt;0</b> is as mu=0, and" in page.page(groups)

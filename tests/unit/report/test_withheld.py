@@ -17,9 +17,9 @@ SITES = {"a": (0.1, 0.05, "helps"), "b": (0.0, 0.05, "cannot tell")}
 NOTE = f"Withheld, shown as a dash and in no mean: five ({REASON})."
 
 
-def group(folder: Path, method: str = "fedavg", **options: int) -> Group:
+def group(folder: Path, stages: int = 1) -> Group:
     """A run of three sites whose answer withholds one of them."""
-    run = record(folder, method, 0, {"local": HITS, "auto": HITS}, **options)
+    run = record(folder, "fedavg", 0, {"local": HITS, "auto": HITS}, stages)
     return gather([answered(run, answer(SITES, withheld={"five": REASON}))])[0]
 
 
