@@ -6,6 +6,7 @@ import pytest
 
 from atoll.core.record import Record, Snapshot
 from atoll.report import page
+from atoll.report.progress import progress
 from atoll.report.story import Story, stories
 from atoll.report.tables import Group, Table, gather
 from tests.unit.report.records import answer, answered, record
@@ -152,3 +153,12 @@ def test_means_over_domains_leave_it_out(tmp_path: Path) -> None:
     }  # fmt: skip
     assert table.caption.endswith(NOTE)
     assert section.pictures[0].svg.count(f">{DASH}<") == 3
+
+
+def test_the_live_page_has_no_line_of_it(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", "fedavg", 0, {"": HITS}, stages=2)
+    config = run / "config.toml"
+    config.write_text("rounds = 1\n" + config.read_text())
+    assert [spark.name for spark in progress(run).sparks] == ["a", "b", "five"]
+    answered(run, answer(SITES, withheld={"five": REASON}))
+    assert [spark.name for spark in progress(run).sparks] == ["a", "b"]
