@@ -103,11 +103,12 @@ def table(group: Group) -> Table | None:
     clients = sorted({client for one in by_run for client in one})
     if not clients:
         return None
+    clients = sorted({*clients, *group.withheld})
     chosen = any(abs(share.choice) > 1e-12 for one in by_run for share in one.values())
     columns = ("own", "others", *(("choice",) if chosen else ()), "total")
     rows = []
     for client in (*clients, ""):
-        cells = [Cell(client or "all sites")]
+        cells = [Cell(client or f"all {group.over_sites}")]
         for column in columns:
             seeds = [_values(one, client, column) for one in by_run]
             cells.append(number(seeds, signed=True))
@@ -118,6 +119,7 @@ def table(group: Group) -> Table | None:
         f"{group.title(group.first.headline)}: changes in accuracy on tasks of earlier stages, "
         "after the stage at which each was learned; the mean over those tasks, and over seeds. "
         "Below zero something was forgotten. Together they are the backward transfer above."
+        f"{group.withheld_note}"
     )
     return Table(caption, ("site", *(f"{titles[name]}, points" for name in columns)), tuple(rows))
 
@@ -154,8 +156,8 @@ def picture(group: Group, name: str) -> Picture | None:
         words = (
             "Left: change of the accuracy on earlier tasks, in points, through own training and "
             "through what came from other sites. Right: accuracy on the first task, the mean over "
-            "sites and seeds; the colour of a piece shows what changed it. A dotted line is the "
-            "end of a stage."
+            f"seeds and {group.over_sites}; the colour of a piece shows what changed it. A dotted "
+            "line is the end of a stage."
         )
         title = f"What causes forgetting: {group.label}"
         return Picture(name, title, words, svg(figure, name))

@@ -16,7 +16,16 @@ from atoll.report.tables import names_of
 from atoll.report.units import size
 from atoll.runs.result import Run
 
-__all__ = ["KINDS", "Departure", "Merged", "before_training", "departures", "flow", "merged"]
+__all__ = [
+    "KINDS",
+    "Departure",
+    "Merged",
+    "before_training",
+    "departures",
+    "flow",
+    "guarantee",
+    "merged",
+]
 
 SERVER = "server"
 Tensor = tuple[str, str, tuple[int, ...]]  # name, type, shape
@@ -204,6 +213,19 @@ def merged(every: Sequence[Departure]) -> list[Merged]:
         sites = tuple(one.client for one in ones)
         groups.append(Merged(sites, ones[0], min(sizes), max(sizes), total))
     return sorted(groups, key=lambda group: (-sum(group.total.values()), group.sites))
+
+
+def guarantee(groups: Sequence[Merged]) -> str:
+    """What is promised about tensors that left: nothing; empty where no tensor left."""
+    kinds = [kind for kind in KINDS if any(kind in group.total for group in groups)]
+    tensors = [kind for kind in kinds if kind != PLAIN]
+    if not tensors:
+        return ""
+    return (
+        f"What left ({', '.join(tensors)}) depends on the rows of the sites, so whoever receives "
+        "it may learn about them: atoll adds no differential privacy and no secure aggregation, "
+        "and there is no privacy guarantee. docs/privacy.md says what can be learned."
+    )
 
 
 @dataclass(frozen=True)

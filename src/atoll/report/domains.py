@@ -26,7 +26,8 @@ from atoll.report.figures import (
     svg,
 )
 from atoll.report.section import Section
-from atoll.report.tables import Cell, Group, Table
+from atoll.report.tables import Cell, Group, Table, over_sites
+from atoll.report.units import SHARE
 from atoll.runs.result import Run
 
 __all__ = ["has_domains", "overall", "section"]
@@ -49,6 +50,7 @@ def section(group: Group, number: int) -> Section | None:
     words = (
         "A site learns from one domain (own) and is tested on all. Accuracy on others is the plain "
         "mean over the other domains, whatever the number of their test rows."
+        f"{group.withheld_note}"
     )
     return Section("Domains", words, [p for p in drawn if p], [_table(group)])
 
@@ -83,23 +85,27 @@ def _split(cells: Array) -> tuple[Array, Array]:
     return own, (cells.sum(1) - own) / max(1, cells.shape[1] - 1)
 
 
+def _tested(group: Group) -> list[int]:
+    """The places of sites whose results are shown."""
+    clients = enumerate(group.first.facts["clients"])
+    return [place for place, client in clients if client not in group.withheld]
+
+
 def _table(group: Group) -> Table:
     """Own and other domains by site and model."""
     facts, rows = group.first.facts, []
     for variant in group.first.variants:
         own, others = _split(_matrix(group, variant))
         names = [f"{c} ({t})" for c, t in zip(facts["clients"], facts["tasks"], strict=False)]
-        for name, mine, other in zip([*names, "mean"], [*own, own.mean()], [*others, others.mean()],
+        means = own[_tested(group)].mean(), others[_tested(group)].mean()
+        for name, mine, other in zip([*names, "mean"], [*own, means[0]], [*others, means[1]],
                                      strict=True):  # fmt: skip
-            rows.append(
-                (
-                    Cell(variant or group.method),
-                    Cell(name),
-                    Cell(f"{100 * mine:.1f}", float(mine)),
-                    Cell(f"{100 * other:.1f}", float(other)),
-                )
-            )
-    caption = "Test accuracy on the own domain and on the others, the mean over seeds."
+            values = [Cell(SHARE.bare(value), float(value)) for value in (mine, other)]
+            rows.append((Cell(variant or group.method), Cell(name), *values))
+    caption = (
+        "Test accuracy on the own domain and on the others, the mean over seeds."
+        f"{group.withheld_note}"
+    )
     return Table(
         caption, ("model", "site (its domain)", "own domain, %", "other domains, %"), tuple(rows)
     )
@@ -109,13 +115,14 @@ def _matrices(group: Group, name: str) -> Picture:
     """A heat map of site by domain for each model."""
     facts, variants = group.first.facts, group.first.variants
     clients, tasks = list(facts["clients"]), list(facts["tasks"])
+    withheld = [clients.index(client) for client in group.withheld]
     with style(name):
         figure = Figure(
             figsize=((1.0 + 0.55 * len(tasks)) * len(variants) + 0.8, 1 + 0.34 * len(clients))
         )
         for place, variant in enumerate(variants, 1):
             axes = figure.add_subplot(1, len(variants), place)
-            grid(axes, _matrix(group, variant))
+            grid(axes, _matrix(group, variant), withheld)
             axes.set_title(variant or group.method, loc="left")
             axes.set_xticks(range(len(tasks)), tasks, rotation=30, ha="right")
             axes.set_yticks(range(len(clients)), clients if place == 1 else [""] * len(clients))
@@ -130,13 +137,14 @@ def _over_rounds(group: Group, name: str) -> Picture | None:
     rounds = sorted({score.round for score in scores})
     if len(rounds) < 2:
         return None
+    tested = _tested(group)
     with style(name):
         figure = Figure(figsize=(6.8, 2.7))
         panels = [figure.add_subplot(1, 2, place) for place in (1, 2)]
         for colour, variant in zip(COLOURS, group.first.variants, strict=False):
             parts = [_split(_matrix(group, variant, number)) for number in rounds]
             for axes, lines in zip(panels, zip(*parts, strict=True), strict=True):
-                means = [100 * float(np.mean(line)) for line in lines]
+                means = [100 * float(np.mean(line[tested])) for line in lines]
                 axes.plot([r + 1 for r in rounds], means, marker="o", ms=3, color=colour,
                           label=variant or group.method)  # fmt: skip
         for axes, title in zip(panels, ("own domain", "other domains"), strict=True):
@@ -146,7 +154,7 @@ def _over_rounds(group: Group, name: str) -> Picture | None:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         panels[0].set_ylabel("test accuracy, %")
         panels[0].legend(fontsize=SIZE - 1)
-        words = "The mean over sites and seeds at every test."
+        words = f"The mean over seeds and {group.over_sites} at every test."
         return Picture(name, f"Domains over rounds: {group.label}", words, svg(figure, name))
 
 
@@ -196,7 +204,8 @@ def _by_public(groups: Sequence[Group], name: str) -> Picture:
         for run in group.runs:
             both = _split(_cells(run, run.headline))
             for panel, values in zip((bars.own, bars.others), both, strict=True):
-                for place, value in zip([*places, "mean"], [*values, values.mean()], strict=True):
+                mean = values[_tested(group)].mean()
+                for place, value in zip([*places, "mean"], [*values, mean], strict=True):
                     panel.setdefault((place, _public(group)), []).append(float(value))
     words = f"Each bar is the mean over seeds. {_spread(groups)} All else is the same."
     return Picture(name, f"Public sets: {first.method}", words, _drawn(bars, name, turned=True))
@@ -204,7 +213,8 @@ def _by_public(groups: Sequence[Group], name: str) -> Picture:
 
 def _ablation(groups: Sequence[Group], name: str) -> Picture:
     """FCCL with and without its parts, by public set (Figure 8)."""
-    words = f"FCCL and runs without some of it: the mean over sites and seeds. {_spread(groups)}"
+    mean = f"the mean over seeds and {over_sites(groups)}"
+    words = f"FCCL and runs without some of it: {mean}. {_spread(groups)}"
     return Picture(name, "What the parts of FCCL add", words, _drawn(_ablated(groups), name))
 
 
@@ -214,7 +224,8 @@ def _ablated(groups: Sequence[Group]) -> "_Bars":
         for run in group.runs:
             both = _split(_cells(run, run.headline))
             for panel, values in zip((bars.own, bars.others), both, strict=True):
-                panel.setdefault((_public(group), _part(group)), []).append(float(values.mean()))
+                mean = float(values[_tested(group)].mean())
+                panel.setdefault((_public(group), _part(group)), []).append(mean)
     return bars
 
 

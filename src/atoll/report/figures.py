@@ -4,7 +4,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from atoll.core.record import Round, Score, Stage
 from atoll.metrics import scores as metrics
 from atoll.report.palette import COLOURS
 from atoll.report.tables import Group
+from atoll.report.units import DASH
 
 __all__ = [
     "BEGINNING",
@@ -181,7 +182,10 @@ def _curve(group: Group, line: "Line", title: str, limits: Limits, name: str) ->
         borders = _borders(group)
         for border in borders:
             axes.axvline(border, color=INK, alpha=0.3, linestyle=":")
-        words = "The mean over seeds and sites."
+        words = f"The mean over seeds and {group.over_sites}."
+        if group.withheld and not name.startswith("test"):
+            words = "The mean over seeds and all sites, withheld ones included: the record has no "
+            words += "other."
         if borders:
             words += " A dotted line is the end of a stage."
         heading = f"{title.removesuffix(', %').capitalize()}: {group.label}"
@@ -231,25 +235,29 @@ def heat(group: Group, name: str) -> Picture | None:
     if len(result.stages) < 2:
         return None  # the section on domains has it
     cells = _mean_cells(group, variant)
+    by_client = dict(zip(result.clients, cells, strict=True))
+    names = [str(first.facts["tasks"][task]) for task in result.tasks]
     with style(name):
-        clients, tasks, stages = cells.shape
-        across = min(clients, 4)
-        down = math.ceil(clients / across)
+        _, tasks, stages = cells.shape
+        clients = sorted({*result.clients, *group.withheld})
+        across = min(len(clients), 4)
+        down = math.ceil(len(clients) / across)
         wide, high = 0.9 + 0.42 * stages, 0.75 + 0.34 * tasks
         figure = Figure(figsize=(max(2.2, wide) * across, max(1.5, high) * down))
-        for place, client in enumerate(result.clients):
+        for place, client in enumerate(clients):
             axes = figure.add_subplot(down, across, place + 1)
-            grid(axes, cells[place])
+            unknown = range(tasks) if client in group.withheld else ()
+            grid(axes, by_client.get(client, np.full((tasks, stages), math.nan)), unknown)
             axes.set_title(client, loc="left")
             axes.set_xticks(range(stages), [str(stage + 1) for stage in result.stages])
-            names = [str(first.facts["tasks"][task]) for task in result.tasks]
             axes.set_yticks(range(tasks), names if place % across == 0 else [""] * tasks)
-            if place >= clients - across:
+            if place >= len(clients) - across:
                 axes.set_xlabel("after stage")
         figure.subplots_adjust(wspace=0.18, hspace=0.65)
         words = (
             f"{group.title(variant)}: {first.score_name} in % of each site on each task after "
             "each stage, the mean over seeds. A cell is empty where the task was not tested."
+            f"{group.withheld_note}"
         )
         heading = f"{first.score_name[:1].upper()}{first.score_name[1:]} by task and stage"
         return Picture(name, f"{heading}: {group.label}", words, svg(figure, name))
@@ -279,23 +287,31 @@ def _models(group: Group, name: str) -> Picture:
     """Accuracy by client and model."""
     variants = group.first.variants
     by_model = [_by_client(group, variant) for variant in variants]
-    clients = sorted({client for accuracies in by_model for client in accuracies})
+    clients = sorted({*group.withheld, *(c for accuracies in by_model for c in accuracies)})
     cells = np.array([[accuracies.get(c, math.nan) for accuracies in by_model] for c in clients])
     with style(name):
         figure = Figure(figsize=(1.6 + 0.75 * len(variants), 0.9 + 0.34 * len(clients)))
         axes = figure.add_subplot()
-        grid(axes, cells)
+        grid(axes, cells, [clients.index(client) for client in group.withheld])
         axes.set_xticks(range(len(variants)), [v or group.method for v in variants])
         axes.set_yticks(range(len(clients)), clients)
         score = group.first.score_name
         words = f"{group.label}: {score} in % of each model at each site, the mean over seeds."
+        words += group.withheld_note
         heading = f"{score[:1].upper()}{score[1:]} by site: {group.label}"
         return Picture(name, heading, words, svg(figure, name))
 
 
-def grid(axes: Axes, cells: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> None:
-    """A heat map with the number in each cell."""
+def grid(
+    axes: Axes,
+    cells: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    withheld: Collection[int] = (),
+) -> None:
+    """A heat map with the number in each cell; a dash in rows that are withheld."""
     colours = mpl.colormaps["cividis"]
+    for row in withheld:
+        for column in range(cells.shape[1]):
+            axes.text(column, row, DASH, ha="center", va="center")
     for (row, column), value in np.ndenumerate(cells):
         if math.isfinite(value):
             axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, color=colours(value), lw=0))

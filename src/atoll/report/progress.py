@@ -114,7 +114,11 @@ def _left(seconds: Sequence[float], rounds: int) -> str:
 
 
 def _sparks(run: Run) -> list[Spark]:
-    """Test accuracy by site where it was measured at least twice, else the training loss."""
+    """Test accuracy by site where it was measured at least twice, else the training loss.
+
+    A site that the answer withholds has none.
+    """
+    withheld = run.answer.get("withheld", {})
     by_site: dict[str, dict[tuple[int, int], list[float]]] = {}
     losses: list[float] = []
     for event in run.events:
@@ -126,7 +130,7 @@ def _sparks(run: Run) -> list[Spark]:
     sparks = []
     for site, moments in sorted(by_site.items()):
         means = [fmean(values) for _, values in sorted(moments.items())]
-        if len(means) > 1:
+        if len(means) > 1 and site not in withheld:
             sparks.append(Spark(site, _polyline(means), percent(means[-1])))
     if not sparks and len(losses) > 1:
         sparks.append(Spark("training loss, all sites", _polyline(losses), f"{losses[-1]:.3f}"))

@@ -8,7 +8,7 @@ from atoll.report.answer import Answer, answer_of
 from atoll.report.figures import COLOURS, INK, SIZE, Picture, legend_entries, quiet, style, svg
 from atoll.report.section import Section
 from atoll.report.tables import Cell, Group, Table
-from atoll.report.units import SHARE, unit_of
+from atoll.report.units import DASH, SHARE, unit_of
 
 __all__ = ["section"]
 
@@ -46,10 +46,12 @@ def _table(answer: Answer) -> Table:
             values = [quality.metrics.get(name, math.nan) for name in names]
             cells = [Cell(unit_of(n).bare(v), v) for n, v in zip(names, values, strict=True)]
             rows.append((Cell(site.site), Cell(quality.model), *cells))
+    for withheld in sorted(answer.withheld):
+        rows.append((Cell(withheld), Cell(DASH), *[Cell(DASH, math.nan)] * len(names)))
     heads = [f"{name}{_comma(unit_of(name).value_name)}" for name in names]
-    return Table(
-        "A dash means that the value is undefined.", ("site", "model", *heads), tuple(rows)
-    )
+    caption = "A dash means that the value is undefined"
+    caption += " or withheld." if answer.withheld else "."
+    return Table(caption, ("site", "model", *heads), tuple(rows))
 
 
 def _names(answer: Answer, count: int) -> list[str]:

@@ -12,6 +12,7 @@ from atoll.report import (
     domains,
     figures,
     leakage,
+    models,
     quality,
     tables,
     transfer,
@@ -25,6 +26,7 @@ from atoll.report.section import Section
 from atoll.report.tables import Group, Table
 from atoll.report.units import percent, size
 from atoll.report.verdict import Card, GainPlot
+from atoll.report.withheld import without_withheld
 
 __all__ = ["Part", "Story", "mean_accuracy", "stories"]
 
@@ -47,6 +49,7 @@ class Part:
     sections: list[Section]
     flow: Picture | None
     merged: list[departures.Merged]
+    guarantee: str
     before: str
     exclusions: list[str]
     answered: Table | None
@@ -79,6 +82,7 @@ class Story:
     parts: list[Part]
     comparison: Table | None
     results: Table
+    models: dict[str, str]  # name -> what it is
     differences: Table | None
     forgetting: Table | None
     traffic: Table
@@ -104,7 +108,10 @@ class Story:
 
 
 def stories(groups: Sequence[Group]) -> list[Story]:
-    """Runs of the same task as one story, in the order of their first runs."""
+    """Runs of the same task as one story, in the order of their first runs.
+
+    Results that an answer withholds are left out.
+    """
     tasks: list[list[Group]] = []
     for group in groups:
         same = next((task for task in tasks if tables.comparable(task[0], group)), None)
@@ -115,7 +122,7 @@ def stories(groups: Sequence[Group]) -> list[Story]:
     result, first = [], 1
     for number, task in enumerate(tasks, 1):
         task.sort(key=lambda group: group.method == tables.ALONE)  # baselines last
-        result.append(_story(number, first, task))
+        result.append(_story(number, first, without_withheld(task)))
         first += len(task)
     return result
 
@@ -138,6 +145,7 @@ def _story(number: int, first: int, groups: Sequence[Group]) -> Story:
         parts,
         verdict.comparison(groups),
         tables.results(groups, primary_scores(groups)),
+        models.explanations(groups),
         tables.differences(groups),
         tables.forgetting(groups),
         tables.traffic(groups),
@@ -182,6 +190,7 @@ def _part(number: int, group: Group) -> Part:
     path = group.first.folder / "config.toml"
     config = (group.first.integrity.read(path) or b"").decode(errors="replace")
     sections = [section(group, number) for section in SECTIONS]
+    merged = departures.merged(departures.departures(group.first))
     return Part(
         group.label,
         tuple(int(run.config["seed"]) for run in group.runs),
@@ -194,7 +203,8 @@ def _part(number: int, group: Group) -> Part:
         _attributed(number, group),
         [section for section in sections if section is not None],
         departures.flow(group.first, group.label, f"flow-{number}"),
-        departures.merged(departures.departures(group.first)),
+        merged,
+        departures.guarantee(merged),
         departures.before_training(group.first),
         group.first.exclusions,
         verdict.site_table(group),
@@ -264,15 +274,20 @@ def _ran(group: Group) -> str:
 
 
 def _scored(group: Group) -> str:
+    if not group.first.variants and group.withheld:
+        return "The test results of all sites are withheld."
     if not group.first.variants:
         return "It has not been tested yet."
     headline = group.first.headline
     name = f"Its model '{headline}'" if headline else "Its model"
     accuracy = percent(mean_accuracy(group))
     if group.first.regression:
-        return f"{name} explains {accuracy} of the variance of test labels, the mean over sites."
+        return (
+            f"{name} explains {accuracy} of the variance of test labels, the mean over "
+            f"{group.over_sites}."
+        )
     rows = "the test rows of all domains" if domains.has_domains(group) else "the test rows"
-    return f"{name} predicts {accuracy} of {rows} correctly, the mean over sites."
+    return f"{name} predicts {accuracy} of {rows} correctly, the mean over {group.over_sites}."
 
 
 def _lost(group: Group) -> float:

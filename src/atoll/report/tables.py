@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -29,6 +29,7 @@ __all__ = [
     "holdings",
     "names_of",
     "number",
+    "over_sites",
     "results",
     "sites",
     "traffic",
@@ -72,6 +73,20 @@ class Group:
 
     label: str
     runs: tuple[Run, ...]
+    withheld: Mapping[str, str] = field(default_factory=dict)  # site without results -> reason
+
+    @property
+    def over_sites(self) -> str:
+        """What a mean over sites is over."""
+        return "sites that are not withheld" if self.withheld else "sites"
+
+    @property
+    def withheld_note(self) -> str:
+        """Why sites have a dash instead of results; empty where all have results."""
+        if not self.withheld:
+            return ""
+        sites = [f"{site} ({reason})" for site, reason in self.withheld.items()]
+        return f" Withheld, shown as a dash and in no mean: {names_of(sites)}."
 
     @property
     def first(self) -> Run:
@@ -222,14 +237,19 @@ def results(
             name = Cell(f"{group.title(variant)}{headline}")
             rows.append((name, *first, *numbers, Cell(str(len(summaries)), len(summaries))))
     caption = (
-        "Scores of every model on the test rows, the mean over sites. With several seeds: the mean "
-        "over seeds ± the population standard deviation."
+        f"Scores of every model on the test rows, the mean over {over_sites(groups)}. With several "
+        "seeds: the mean over seeds ± the population standard deviation."
     )
     if primary:
         caption += " The first columns have the metric that a run is judged by."
     heads = [f"{metric}{',' * bool(unit_of(metric).value_name)}{unit_of(metric).value_name}"
              for metric in primary]  # fmt: skip
     return Table(caption, ("model", *heads, *columns, "seeds"), tuple(rows))
+
+
+def over_sites(groups: Sequence[Group]) -> str:
+    """What a mean over sites is over, in a table of several groups."""
+    return max((group.over_sites for group in groups), key=len)
 
 
 def forgets(group: Group) -> bool:
@@ -302,9 +322,10 @@ def differences(groups: Sequence[Group]) -> Table | None:
     caption = (
         f"{score[:1].upper()}{score[1:]} of the first minus {score} of the second, on the same "
         "sites, rows and seeds. "
-        "± is the population standard deviation over seeds of the mean over sites. The last column "
-        "counts pairs (site and seed) in which the first is better, equal, worse; sites that share "
-        "a model or test rows are no independent pairs. This table describes; it tests nothing."
+        f"± is the population standard deviation over seeds of the mean over {over_sites(groups)}. "
+        "The last column counts pairs (site and seed) in which the first is better, equal, worse; "
+        "sites that share a model or test rows are no independent pairs. This table describes; it "
+        "tests nothing."
     )
     if any(pair.unpaired for pair in pairs):
         caption += f" Marked rows are {UNPAIRED}."
@@ -341,7 +362,7 @@ def _difference(pair: Pair) -> tuple[Cell, ...]:
 def sites(group: Group) -> Table:
     """Accuracy by site and model, the mean over seeds."""
     variants = group.first.variants
-    clients = sorted({c for by_client in group.accuracy.values() for c in by_client})
+    clients = sorted({*group.withheld, *(c for one in group.accuracy.values() for c in one)})
     rows = []
     for client in clients:
         cells = [Cell(client)]
@@ -353,7 +374,7 @@ def sites(group: Group) -> Table:
     score = group.first.score_name
     caption = (
         f"{score[:1].upper()}{score[1:]} on each site's test rows after the last stage, over the "
-        "tasks known then."
+        f"tasks known then.{group.withheld_note}"
     )
     return Table(caption, header, tuple(rows))
 
@@ -374,7 +395,10 @@ def forgetting(groups: Sequence[Group]) -> Table | None:
     header = ("model", *(f"{name}, points" for name in names))
     words = [f"{name.capitalize()}: {metrics.DEFINITIONS[key]}" for name, key in zip(
         names, (*FORGETTING, "backward_transfer"), strict=True)]  # fmt: skip
-    return Table(". ".join(words) + ".", header, tuple(rows))
+    caption = ". ".join(words) + "."
+    if any(group.withheld for group in staged):
+        caption += " Clients are the sites that are not withheld."
+    return Table(caption, header, tuple(rows))
 
 
 def holdings(group: Group) -> Table | None:

@@ -56,7 +56,8 @@ def section(group: Group, number: int) -> Section | None:
         return None
     clients = sorted(group.first.facts["clients"])
     pictures = [_map(given, clients, group.first.facts["tasks"], f"transfer-{number}")]
-    course = _course(group, clients, f"course-{number}")
+    tested = [client for client in clients if client not in group.withheld]
+    course = _course(group, tested, f"course-{number}")
     pictures += [course] if course else []
     helped = sum(link.gain > 0 for link in given)
     known = sum(math.isfinite(link.gain) for link in given)
@@ -67,7 +68,7 @@ def section(group: Group, number: int) -> Section | None:
     )
     return Section(
         "Transfer between sites",
-        words + WORDS,
+        words + WORDS + group.withheld_note,
         pictures,
         [_table(given, group.first.facts["tasks"])],
     )

@@ -114,18 +114,24 @@ def _sentence(answer: Answer, unit: Unit) -> str:
         return f"Overall: {text}."
     interval = unit.interval(gain.low, gain.high)
     return (
-        f"Overall: {text}. The mean gain over sites is {unit.difference(gain.gain)}, "
+        f"Overall: {text}. The mean gain over {_over(answer)} is {unit.difference(gain.gain)}, "
         f"with a {100 * answer.level:g} % interval of {interval}."
     )
+
+
+def _over(answer: Answer) -> str:
+    """What every mean of an answer is over."""
+    return "sites that are not withheld" if answer.withheld else "sites"
 
 
 def _numbers(answer: Answer, unit: Unit) -> Iterable[tuple[str, str]]:
     """The numbers that the verdict depends on."""
     margin = unit.difference(answer.margin).lstrip("+")
+    counts = "smallest gain that counts"
     if answer.regression:
         of = "variance" if answer.metric == "mse" else "standard deviation"
-        margin += f" ({100 * answer.margin_share:g} % of the label's {of})"
-    yield "Margin, set before the run", margin
+        counts += f", {100 * answer.margin_share:g} % of the label's {of}"
+    yield "Margin", f"{margin} ({counts})"
     joined = [site.score(JOINED) for site in answer.sites]
     yield f"{_metric(answer)}, joined", _range(joined, unit)
     guessing = [site.score(answer.references[0]) for site in answer.sites]
@@ -137,7 +143,8 @@ def _numbers(answer: Answer, unit: Unit) -> Iterable[tuple[str, str]]:
         yield f"Sites where joining is shown to beat their own {answer.references[1]}", count
     pooled = [site.score(POOLED) for site in answer.sites]
     if any(map(math.isfinite, pooled)):
-        yield "Trained on the rows of all sites together", _range(pooled, unit)
+        words = "only a comparison: in practice rows may not leave a site"
+        yield "Trained on the rows of all sites together", f"{_range(pooled, unit)}; {words}"
     if answer.sites:
         smallest = min(answer.sites, key=lambda site: (site.test_rows, site.site))
         rows = f"{smallest.test_rows:,} rows ({smallest.site})"
@@ -350,6 +357,9 @@ def site_table(group: Group) -> Table | None:
             Cell("; ".join([site.verdict.text, *site.remarks])),
         ))  # fmt: skip
     header = ("site", "test rows", *scores, *gains, "p-value", "verdict")
+    undefined = [Cell(DASH, math.nan)] * (len(header) - 2)
+    for name, reason in sorted(answer.withheld.items()):
+        rows.append((Cell(name), *undefined, Cell(f"withheld: {reason}")))
     caption = (
         f"{_metric(answer)} on the same test rows. The interval holds for all sites "
         f"together at {100 * answer.level:g} %, and the verdict uses it; the unadjusted one holds "
@@ -383,6 +393,8 @@ def comparison(groups: Sequence[Group]) -> Table | None:
         "The same data and split. Each gain is against the run's own baseline; the table does not "
         "test one run against another."
     )
+    if any(answer.withheld for _, answer in known):
+        caption += " Means leave out withheld sites."
     return Table(caption, header, tuple(rows))
 
 

@@ -115,7 +115,7 @@ def test_the_card_has_margin_chance_level_and_smallest_test_set(tmp_path: Path) 
     notes = ["the test rows are the same for every seed"]
     card = verdict.card(group(tmp_path / "run", notes=notes, withheld={"d": "too few test rows"}))
     assert dict(card.numbers) == {
-        "Margin, set before the run": "2.0 points",
+        "Margin": "2.0 points (smallest gain that counts)",
         "Accuracy, joined": "71.7 % (sites: 64.0 to 80.0)",
         "Chance level (majority class)": "60.0 %",
         "Sites where joining is shown to beat their own logistic regression": "1 of 3 sites",
@@ -133,8 +133,8 @@ def test_the_card_has_margin_chance_level_and_smallest_test_set(tmp_path: Path) 
 
 def test_a_loss_is_not_written_in_percent(tmp_path: Path) -> None:
     card = verdict.card(group(tmp_path / "run", metric="mae", margin=0.05))
-    words = "0.050 (5 % of the label's standard deviation)"
-    assert dict(card.numbers)["Margin, set before the run"] == words
+    words = "0.050 (smallest gain that counts, 5 % of the label's standard deviation)"
+    assert dict(card.numbers)["Margin"] == words
     assert "+0.032, with a 95 % interval of +0.005 to +0.059" in card.words
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from atoll.core.errors import UserError
 from atoll.core.record import Record, Snapshot
+from atoll.methods.chfl import VARIANTS
 from atoll.report import attribution, page, tables
 from atoll.report.departures import departures, merged
 from atoll.report.figures import curves
@@ -137,6 +138,16 @@ def test_models_of_a_run_are_compared_with_the_one_trained_alone(tmp_path: Path)
     assert row == ["chfl: auto", "chfl: local", "+15.0", "+10.0", "+20.0", "2/0/0"]
 
 
+def test_models_of_chfl_are_explained_and_others_are_not(tmp_path: Path) -> None:
+    hits = {str(name): {"a": 5, "b": 5} for name in VARIANTS}
+    groups = gather([record(tmp_path / "run", "chfl", 0, hits)])
+    assert sorted(stories(groups)[0].models) == sorted(VARIANTS)
+    assert "<b>mu&gt;0</b> is as mu=0, and" in page.page(groups)
+    other = gather([record(tmp_path / "other", "fedavg", 0, {"": {"a": 5, "b": 5}})])
+    assert stories(other)[0].models == {}
+    assert "Models: " not in page.page(other)
+
+
 def test_forgetting_is_told_in_each_definition(tmp_path: Path) -> None:
     found = gather([record(tmp_path / "run", "fedavg", 0, {"": {"a": 8, "b": 8}}, stages=2)])
     assert texts(tables.forgetting(found)) == [
@@ -220,6 +231,22 @@ def test_sites_that_sent_the_same_have_one_paragraph(groups: list[Group]) -> Non
     )
     assert both.total == {"weights": 96, "headers and plain values": 1904}
     assert page.page(groups[:1]).count("No other tensor left") == 1
+
+
+def test_the_page_says_that_nothing_is_guaranteed_about_tensors_that_left(tmp_path: Path) -> None:
+    hits = {"": {"a": 8, "b": 8}}
+    weights = record(tmp_path / "weights", "fedavg", 0, hits)
+    logits = record(tmp_path / "logits", "fedmd", 0, hits, tensors=(("logits", "float32", (2, 3)),))
+    alone = record(tmp_path / "alone", "alone", 0, hits, tensors=())
+    (story,) = stories(gather([weights, logits, alone]))
+    words = {part.label: part.guarantee for part in story.parts}
+    assert words["fedavg"].startswith("What left (weights) depends on the rows")
+    assert words["fedmd"].startswith("What left (logits) depends on the rows")
+    assert "no differential privacy and no secure aggregation" in words["fedavg"]
+    assert words["alone"] == ""
+    text = page.page(gather([weights, logits, alone]))
+    assert text.count("there is no privacy guarantee. docs/privacy.md says") == 2
+    assert "guarantee" not in page.page(gather([alone]))
 
 
 @pytest.mark.parametrize(
