@@ -83,10 +83,12 @@ class Departure:
             return (
                 f"The server had sent no tensor like these to this site: {_shapes(self.strange)}."
             )
+        known = all(_kind(tensor) == "weights" for tensor in self.tensors)
+        what = "weights of the shared model, as the site trained them. " if known else ""
         return (
-            "Each has the name, type and shape of a tensor that the server had sent to this site: "
-            "weights of the shared model, as the site trained them. No other tensor left: no table "
-            "of rows, no list of labels."
+            "Each has the name, type and shape of a tensor that the server had sent to this site"
+            f"{': ' if what else '. '}{what}No other tensor left: no table of rows, no list of "
+            "labels."
         )
 
 
@@ -132,25 +134,25 @@ def _departure(client: str, ledger: Sequence[Message], before: str) -> Departure
         tuple(shape for shape in tensors if shape not in received),
         tuple(sorted({event.kind for event in sent})),
         max((event.bytes - event.payload) / max(1, event.count) for event in sent),
-        _by_kind(sent, received),
+        _by_kind(sent),
         before,
     )
 
 
-def _by_kind(sent: Sequence[Message], received: set[Tensor]) -> dict[str, float]:
+def _by_kind(sent: Sequence[Message]) -> dict[str, float]:
     """Bytes by kind of content; the tensors of a message share its payload by their sizes."""
     totals = dict.fromkeys(KINDS, 0.0)
     for event in sent:
         sizes = [_width(kind) * math.prod(shape) for _, kind, shape in event.tensors]
         for tensor, count in zip(event.tensors, sizes, strict=True):
-            totals[_kind(tensor, received)] += event.payload * count / max(1, sum(sizes))
+            totals[_kind(tensor)] += event.payload * count / max(1, sum(sizes))
         totals[PLAIN] += event.bytes - (event.payload if sum(sizes) else 0)
     return {kind: total for kind, total in totals.items() if total > 0}
 
 
-def _kind(tensor: Tensor, received: set[Tensor]) -> str:
-    field = tensor[0].split("/", 1)[0]
-    return FIELDS.get(field, "weights" if tensor in received else OTHER)
+def _kind(tensor: Tensor) -> str:
+    """The kind of a tensor, by the field of the message that holds it."""
+    return FIELDS.get(tensor[0].split("/", 1)[0], OTHER)
 
 
 def _width(kind: str) -> int:

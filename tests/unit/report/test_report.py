@@ -203,6 +203,15 @@ def test_what_left_is_what_the_ledger_has(groups: list[Group]) -> None:
     assert "952 B were headers and plain values" in a.sentence
 
 
+def test_a_tensor_that_the_server_sent_too_is_no_weight_by_that(tmp_path: Path) -> None:
+    """SCAFFOLD's control variates go both ways and are no weights."""
+    sent = (("control/w", "float32", (6,)), ("weights/w", "float32", (6,)))
+    folder = record(tmp_path / "run", "fedavg", 0, {"": {"a": 8, "b": 8}}, tensors=sent)
+    (a, _) = departures(gather([folder])[0].first)
+    assert "weights of the shared model" not in a.sentence
+    assert {"weights", "other tensors"} <= set(a.by_kind)
+
+
 def test_what_sites_tell_before_training_is_said_where_they_have_own_tables(
     tmp_path: Path,
 ) -> None:
