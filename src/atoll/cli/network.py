@@ -76,6 +76,7 @@ def init_command(
     if len(coordinator.sites) == 2:
         _say("with two sites each knows the other's update: it is the mean without its own")
     _say_row_counts(config)
+    _say_later_layers(config)
     _say(f"authority {coordinator.authority}")
     _say(f"keep {to / 'authority'} to yourself")
 
@@ -90,6 +91,13 @@ def _say_row_counts(config: RunConfig | None) -> None:
         _say(
             "steps stand behind its update: method.batch and method.epochs decide (docs/network.md)"
         )
+
+
+def _say_later_layers(config: RunConfig | None) -> None:
+    """Say that the checks of a drafted contract cover one hidden layer."""
+    if config and explain.later_layers(drafted_contract(config)):
+        _say("no check looks at single rows in the second and later hidden layers of this run's")
+        _say("network: rows can be read there; one hidden layer avoids it (docs/network.md)")
 
 
 def request_command(
