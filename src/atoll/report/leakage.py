@@ -8,9 +8,10 @@ from atoll.core.record import Snapshot
 from atoll.report.tables import Cell, Group, Table
 from atoll.report.units import percent
 
-__all__ = ["Badge", "badge", "table"]
+__all__ = ["ATTACKS", "Badge", "badge", "table"]
 
 COLUMNS, LABELS = "columns from embeddings", "labels from gradients"
+ATTACKS = (COLUMNS, LABELS)  # snapshots that say what a run leaks, not how well a site does
 AS_SENT = "as set"  # the messages as the run's options send them
 METHODS = ("splitnn", "vleto")  # that the audit of leakage knows
 

@@ -10,13 +10,11 @@ from functools import cached_property
 from atoll.core.integrity import Integrity
 from atoll.core.record import Event, Score, Snapshot
 from atoll.report.answer import answer_of
-from atoll.report.leakage import COLUMNS, LABELS
+from atoll.report.leakage import ATTACKS
 from atoll.report.tables import Group
 from atoll.runs.result import Run
 
 __all__ = ["without_withheld"]
-
-ATTACKS = (COLUMNS, LABELS)  # snapshots that say what a run leaks, not how well a site does
 
 
 @dataclass(frozen=True)
