@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from atoll.cli.network import _say_later_layers
 from atoll.engines.network.contract import Contract
 from atoll.engines.network.drafts import drafted_contract
 from atoll.engines.network.explain import LATER_LAYERS, explained, later_layers
@@ -23,3 +26,11 @@ def test_a_contract_of_two_hidden_layers_is_explained() -> None:
     assert not later_layers(flat)
     assert later_layers(Contract(methods=("chfl",), actions=("fit",)))  # no limit on widths
     assert not later_layers(Contract(methods=("fedmd",), actions=("align",)))  # no updates
+
+
+@pytest.mark.parametrize(("widths", "warns"), [([32, 16], True), ([32], False)])
+def test_the_command_that_drafts_contracts_warns(
+    widths: list[int], warns: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _say_later_layers(run_config({**HONEST, "widths": widths}))
+    assert ("second and later hidden layers" in capsys.readouterr().out) is warns

@@ -147,6 +147,7 @@ def install_command(
         _say("site.toml exists and is kept: --run was not used")
         _say("to draft the contract again, move site.toml away and install once more")
     _say_row_counts(config if drafted else None)
+    _say_later_layers(config if drafted else None)
     if drafted and not run:
         _say("the contract in site.toml allows nothing yet: name methods and actions")
     _say("the owner reads out the same authority? then read site.toml, and atoll join")

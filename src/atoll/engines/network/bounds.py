@@ -303,8 +303,8 @@ class Bounds:
         if whole is None or rows.dim() != 2:
             return weights
         site = self.parts.site(self.client)
-        made: Tensors = whole(site, placed(weights, site.device))
-        return made
+        network: Tensors = whole(site, placed(weights, site.device))
+        return network
 
     def on_reply(self, reply: Any) -> None:
         """Refuse a second update of one round, and an update that shows a training row."""

@@ -48,9 +48,9 @@ def unfit_sums(parts: Parts, client: str, shared: Mapping[str, Tensors]) -> str:
         return ""
     columns = max(matrix.shape[1] for matrix in matrices) + 1  # with a constant
     floor = int(getattr(parts.config.options(), "floor", 1))
-    for stage, held in enumerate(parts.scenario.holdings[client][:-1]):
-        if floor <= len(held.train) < columns:
-            return f"{_reason(columns, len(held.train))}, at stage {stage + 1}"
+    for stage, holding in enumerate(parts.scenario.holdings[client][:-1]):
+        if floor <= len(holding.train) < columns:
+            return f"{_reason(columns, len(holding.train))}, at stage {stage + 1}"
     return ""
 
 
