@@ -350,7 +350,11 @@ def finite_values(values: Mapping[str, Any], sender: str) -> None:
 
 def admit(packet: Packet, sender: str) -> None:
     """Refuse a message that was not packed and holds tensors that no message may hold."""
-    _admit(contents(packet.message) if _truths(packet.tensors) else {}, packet.tensors, sender)
+    problem = _usual_problem(packet.tensors)
+    if problem:
+        raise BadMessageError(sender, problem)
+    if _truths(packet.tensors):
+        _admit_truths(contents(packet.message), packet.tensors, sender)
 
 
 def opened(header: bytes, block: bytes, kind: type, sender: str) -> Packet:
@@ -391,13 +395,29 @@ def _read_block(block: bytes, sender: str) -> Tensors:
 
 def _admit(tensors: Tensors, form: Form, sender: str) -> None:
     """Refuse tensors that no message may hold; except for booleans, types and shapes decide."""
+    problem = _problem(form)
+    if problem:
+        raise BadMessageError(sender, problem)
+    _admit_truths(tensors, form, sender)
+
+
+def _problem(form: Form) -> str:
+    """Why no message may hold tensors of these names, types and shapes; empty if it may."""
     if len(form) > MOST_TENSORS or any(len(name) > LARGEST_NAME for name, _, _ in form):
-        raise BadMessageError(sender, "too many tensors or too long a name")
+        return "too many tensors or too long a name"
     for name, kind, shape in form:
         if getattr(torch, kind) not in ADMITTED:
-            raise BadMessageError(sender, f"tensor {name!r} is of type torch.{kind}")
+            return f"tensor {name!r} is of type torch.{kind}"
         if len(shape) > MOST_AXES:
-            raise BadMessageError(sender, f"tensor {name!r} has {len(shape)} axes")
+            return f"tensor {name!r} has {len(shape)} axes"
+    return ""
+
+
+# For messages that this process made: those of a run have few forms, and a sender chooses none.
+_usual_problem = lru_cache(maxsize=256)(_problem)
+
+
+def _admit_truths(tensors: Tensors, form: Form, sender: str) -> None:
     for name in _truths(form):
         if bool((tensors[name].view(torch.uint8) > 1).any()):
             raise BadMessageError(sender, f"tensor {name!r} has truth values beyond 0 and 1")

@@ -86,14 +86,18 @@ def _name(function: Any) -> str:
 
 def _is_in_its_module(function: Any) -> bool:
     """Whether the function's module, or the one it was compiled in, has it under its name."""
-    if not hasattr(function, "__qualname__") or getattr(function, "__self__", None) is not None:
+    name = getattr(function, "__qualname__", "")
+    if not name or getattr(function, "__self__", None) is not None:
         return False
     module = sys.modules.get(function.__module__)
-    spaces = [vars(module) if module else {}, getattr(function, "__globals__", {})]
-    return any(_looked_up(space, function.__qualname__) is function for space in spaces)
+    if module is not None and _looked_up(vars(module), name) is function:
+        return True
+    return _looked_up(getattr(function, "__globals__", {}), name) is function
 
 
 def _looked_up(space: dict[str, Any], name: str) -> Any:
+    if "." not in name:
+        return space.get(name)
     first, *rest = name.split(".")
     value = space.get(first)
     for part in rest:

@@ -7,7 +7,7 @@ weights and batch, so an engine may run the jobs of many clients as one computat
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import Literal
 
@@ -133,7 +133,7 @@ class TrainJob:
         """Train."""
         return self.taken(self.steps)
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """How many batches there are in all epochs."""
         return self.epochs * len(self.batch_sizes)

@@ -173,14 +173,15 @@ def test_what_does_not_remember_has_no_state(penalty: Penalty) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 @pytest.mark.parametrize("penalty", ["none", "proximal", "ewc"])
 def test_a_loss_is_composed_without_waiting_for_the_device(penalty: Penalty) -> None:
     rows = Rows(X.cuda(), X[:, :0].cuda(), BATCH.y.cuda())
     weights = {name: weight.cuda() for name, weight in WEIGHTS.items()}
     memory = past(penalty)
     memory.begin(weights, 0)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         memory.terms(weights, rows)
     finally:
         torch.cuda.set_sync_debug_mode("default")
