@@ -23,6 +23,7 @@ torch and its CUDA packages out: those of the machine are used. Ray (the measure
     pip download --python-version 3.12 --only-binary=:all: --no-deps -d wheels \\
         PACKAGES of `python3 bench/gpu.py --packages`
     zip -d wheels/ray-*.whl 'ray/jars/*' 'ray/dashboard/client/*'
+    zip -d wheels/pyarrow-*.whl 'pyarrow/*flight*' 'pyarrow/*s3*' 'pyarrow/include/*'
 
 The baseline of `pfl` and `steps` is the last version without checks during a run:
 
@@ -54,6 +55,7 @@ PACKAGES = (  # to carry: module, distribution
     ("annotated_doc", "annotated-doc"), ("rich", "rich"), ("markdown_it", "markdown-it-py"),
     ("mdurl", "mdurl"), ("pygments", "pygments"), ("safetensors", "safetensors"),
     ("scipy", "scipy"), ("sklearn", "scikit-learn"), ("joblib", "joblib"),
+    ("cloudpickle", "cloudpickle"),
     ("threadpoolctl", "threadpoolctl"), ("narwhals", "narwhals"), ("pyarrow", "pyarrow"),
     ("matplotlib", "matplotlib"), ("contourpy", "contourpy"), ("cycler", "cycler"),
     ("fontTools", "fonttools"), ("kiwisolver", "kiwisolver"), ("packaging", "packaging"),
@@ -112,19 +114,8 @@ SPLITS = f"feature_seeds={json.dumps(list(range(20)))}"
 
 MEASUREMENTS = (
     Measurement(
-        "tests", 5, ("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "tests/unit"),
+        "tests", 1.5, ("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "tests/unit"),
         what="all tests that need a GPU",
-    ),
-    interleaved("pfl", 7, "the pfl task with checks and before them", "--clients", ""),
-    interleaved(
-        "steps", 6, "client-steps with checks and before them", "--rounds", "0", "--clients",
-        "75,1125",
-    ),
-    cells("pass-0.0003", 2.5, "vleto", "MNIST CIL Pass+VFL, rate 0.0003", "--set", FIVE),
-    cells("pass-0.001", 2.5, "vleto", "MNIST CIL Pass+VFL, rate 0.001", "--set", FIVE),
-    Measurement(
-        "solo", 1.5, ("bench/deterministic.py", "--device", "{device}", "--repeats", "1"),
-        what="equal bits before any exchange in four methods",
     ),
     Measurement(
         "fcl", 25,
@@ -136,11 +127,21 @@ MEASUREMENTS = (
         "halves", 3, ("bench/halves.py", "--device", "{device}"),
         what="two workers with half a GPU each beside one stacked process; needs Ray",
     ),
-    cells("pass-ten", 6, "vleto", "FMNIST CIL Pass+VFL, rate 0.0003", "--set", TEN),
+    Measurement(
+        "solo", 1.5, ("bench/deterministic.py", "--device", "{device}", "--repeats", "1"),
+        what="equal bits before any exchange in four methods",
+    ),
+    cells("pass-0.001", 7, "vleto", "MNIST CIL Pass+VFL, rate 0.001", "--set", FIVE),
+    cells("pass-ten", 12, "vleto", "FMNIST CIL Pass+VFL, rate 0.0003", "--set", TEN),
     cells("chfl-k5", 22, "chfl", "covertype K=5 30%", "--set", SPLITS),
     cells("controls", 18, "fedseit", CONTROLS, "--set", "seeds=[1,2,3,4,5]"),
     cells("chfl-k2", 20, "chfl", "covertype K=2 30%", "--set", SPLITS),
     cells("chfl-k10", 22, "chfl", "covertype K=10 30%", "--set", SPLITS),
+    interleaved("pfl", 7, "the pfl task with checks and before them", "--clients", ""),
+    interleaved(
+        "steps", 6, "client-steps with checks and before them", "--rounds", "0", "--clients",
+        "75,1125",
+    ),
 )  # fmt: skip
 
 
