@@ -10,6 +10,7 @@ from atoll.api.result import Result, load
 from atoll.core.errors import UserError
 from atoll.report.tables import Table, differences, gather, results
 from atoll.report.verdict import comparison
+from atoll.report.withheld import by_task, without_withheld
 
 __all__ = ["Comparison", "compare"]
 
@@ -47,6 +48,8 @@ class Comparison:
 def compare(*several: Result | str | Path) -> Comparison:
     """Compare results, or folders of runs, that differ in more than their seed.
 
+    Sites that an answer withholds are in no mean.
+
     >>> import atoll
     >>> small = {"data": "wine", "clients": 2, "rounds": 1, "widths": [4], "answer": False}
     >>> first = atoll.run("fedavg", "first", **small)
@@ -64,6 +67,8 @@ def compare(*several: Result | str | Path) -> Comparison:
     if len(groups) < 2:
         remedy = "give results of different configs; a result has all seeds of one"
         raise UserError("nothing to compare: one config", "atoll.compare", remedy)
+    shown = {g.label: g for task in by_task(groups) for g in without_withheld(task)}
+    groups = [shown[group.label] for group in groups]
     return Comparison(results(groups), differences(groups), comparison(groups))
 
 

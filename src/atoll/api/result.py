@@ -23,7 +23,17 @@ from atoll.core.record import Event, Score
 from atoll.data.own.memory import Images
 from atoll.data.own.memory import read as read_memory
 from atoll.metrics.scores import spread
-from atoll.runs.result import Run, absent_run, read_answer, runs_in, text_table, title
+from atoll.runs.result import (
+    Run,
+    absent_run,
+    left_out,
+    read_answer,
+    runs_in,
+    shown_metrics,
+    text_table,
+    title,
+    withheld_sites,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +49,8 @@ Array = np.ndarray[Any, Any]
 class Result:
     """A finished run, or the runs of several seeds of one config.
 
-    A number is the mean over seeds. `runs` has the record of each seed.
+    A number is the mean over seeds, and over sites that the answer does not withhold. `runs` has
+    the record of each seed, with the results of all sites.
 
     >>> import atoll
     >>> small = {"clients": 2, "rounds": 1, "widths": [4], "answer": False}
@@ -101,15 +112,24 @@ class Result:
 
     @cached_property
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Every metric of every variant, the mean over seeds; NaN where no seed has it."""
+        """Every metric of every variant, the mean over seeds; NaN where no seed has it.
+
+        Sites that the answer withholds are left out.
+        """
+        summaries = self._summaries
         means: dict[str, dict[str, float]] = {}
         for variant in self.variants:
             means[variant] = {}
             for name in self.runs[0].metrics[variant]:
-                values = [run.metrics[variant][name] for run in self.runs if variant in run.metrics]
+                values = [one[variant][name] for one in summaries if variant in one]
                 there = [value for value in values if math.isfinite(value)]
                 means[variant][name] = spread(there)[0] if there else math.nan
         return means
+
+    @property
+    def _summaries(self) -> list[dict[str, dict[str, float]]]:
+        """For each seed every metric of every variant, without withheld sites."""
+        return [shown_metrics(run, withheld_sites(self.answer)) for run in self.runs]
 
     @property
     def accuracy(self) -> float:
@@ -132,7 +152,7 @@ class Result:
 
     def table(self) -> str:
         """The metrics as a text table."""
-        return text_table(self.runs)
+        return text_table(self.runs, self.answer)
 
     def to_arrow(self) -> pa.Table:
         """The scores as an Arrow table: a row for each seed, stage, site, task and variant."""
@@ -264,16 +284,24 @@ class Result:
         seeds = f"{len(self.runs)} seed{'s' * (len(self.runs) > 1)}"
         lines = [f"{title(self.runs[0])}: {several}, {seeds}"]
         if self.variants:
-            values = [run.accuracy for run in self.runs]
-            mean, deviation = spread(values)
-            spread_words = f" ± {deviation:.4f}" if len(values) > 1 else ""
-            model = f" of '{self.headline}'" if self.headline else ""
-            lines.append(f"{self.runs[0].score_name}{model} {mean:.4f}{spread_words}")
+            lines.append(self._scored())
         else:
             lines.append("no scores yet")
         if self.answer:
             lines.append(f"verdict on joining: {self.answer['overall']['verdict']['text']}")
+        without = left_out(self.runs, withheld_sites(self.answer))
+        lines += [without] if without else []
         return "\n".join([*lines, f"record: {self.folder}"])
+
+    def _scored(self) -> str:
+        """The score of the headline variant, in words."""
+        model, headline = self.runs[0].score_name, self.headline
+        summaries = [one[headline] for one in self._summaries if headline in one]
+        if not summaries:
+            return "no results that are not withheld"
+        mean, deviation = spread(one["final_accuracy"] for one in summaries)
+        model += f" of '{headline}'" if headline else ""
+        return f"{model} {mean:.4f}" + (f" ± {deviation:.4f}" if len(summaries) > 1 else "")
 
     def _repr_html_(self) -> str:
         """The verdict card and the gain plot, for a notebook."""

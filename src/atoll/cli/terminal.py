@@ -1,8 +1,9 @@
 """What the command prints: tables, progress, errors; and what stops it."""
 
 import json
+import math
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -23,7 +24,7 @@ from atoll.runs.config import RunConfig
 from atoll.runs.facts import few_rows
 from atoll.runs.loop import Progress
 from atoll.runs.pace import Pace, bar, one_line
-from atoll.runs.result import Run, plain, table
+from atoll.runs.result import Run, left_out, plain, shown_metrics, table, withheld_sites
 
 __all__ = [
     "Watching",
@@ -219,24 +220,29 @@ def print_grid(title: str, header: list[str], rows: list[list[str]]) -> None:
     out.print(grid)
 
 
+def _as_json(run: Run, withheld: Collection[str]) -> dict[str, Any]:
+    """The results of one run; withheld sites are in no mean."""
+    metrics = shown_metrics(run, withheld)
+    headline = metrics.get(run.headline, {})
+    return {
+        "folder": str(run.folder),
+        "seed": run.config["seed"],
+        "data": run.facts["data"],
+        "r2" if run.regression else "accuracy": headline.get("final_accuracy", math.nan),
+        "seconds": run.seconds,
+        "metrics": metrics,
+        **({"memory": run.memory} if run.memory else {}),
+        **({"exclusions": run.exclusions} if run.exclusions else {}),
+    }
+
+
 def print_result(
     runs: list[Run], folder: Path, as_json: bool, answer: Mapping[str, Any] | None = None
 ) -> None:
     """Print the results of runs that differ in their seed alone, as a table or as JSON."""
+    withheld = withheld_sites(answer)
     if as_json:
-        body = [
-            {
-                "folder": str(run.folder),
-                "seed": run.config["seed"],
-                "data": run.facts["data"],
-                "r2" if run.regression else "accuracy": run.accuracy,
-                "seconds": run.seconds,
-                "metrics": run.metrics,
-                **({"memory": run.memory} if run.memory else {}),
-                **({"exclusions": run.exclusions} if run.exclusions else {}),
-            }
-            for run in runs
-        ]
+        body = [_as_json(run, withheld) for run in runs]
         answered = {"answer": answer} if answer else {}
         print(json.dumps(plain({"runs": body, **answered}), allow_nan=False))
         return
@@ -248,8 +254,11 @@ def print_result(
     for row in rows:
         grid.add_row(*row)
     out.print(grid)
+    without = left_out(runs, withheld)
     for sentence in dict.fromkeys(line for run in runs for line in run.exclusions):
         out.print(Text(printable(sentence)), soft_wrap=True)
+    if without:
+        out.print(without, soft_wrap=True)
     if answer:
         print_answer(answer)
     metrics = [run.metrics[run.headline] for run in runs]

@@ -26,7 +26,7 @@ from atoll.report.section import Section
 from atoll.report.tables import Group, Table
 from atoll.report.units import percent, size
 from atoll.report.verdict import Card, GainPlot
-from atoll.report.withheld import without_withheld
+from atoll.report.withheld import by_task, without_withheld
 
 __all__ = ["Part", "Story", "mean_accuracy", "stories"]
 
@@ -112,15 +112,8 @@ def stories(groups: Sequence[Group]) -> list[Story]:
 
     Results that an answer withholds are left out.
     """
-    tasks: list[list[Group]] = []
-    for group in groups:
-        same = next((task for task in tasks if tables.comparable(task[0], group)), None)
-        if same is None:
-            tasks.append([group])
-        else:
-            same.append(group)
     result, first = [], 1
-    for number, task in enumerate(tasks, 1):
+    for number, task in enumerate(by_task(groups), 1):
         task.sort(key=lambda group: group.method == tables.ALONE)  # baselines last
         result.append(_story(number, first, without_withheld(task)))
         first += len(task)

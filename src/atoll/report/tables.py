@@ -74,6 +74,7 @@ class Group:
     label: str
     runs: tuple[Run, ...]
     withheld: Mapping[str, str] = field(default_factory=dict)  # site without results -> reason
+    left_out: str = ""  # how many sites are in no mean, in words
 
     @property
     def over_sites(self) -> str:
@@ -240,6 +241,8 @@ def results(
         f"Scores of every model on the test rows, the mean over {over_sites(groups)}. With several "
         "seeds: the mean over seeds ± the population standard deviation."
     )
+    for sentence in dict.fromkeys(group.left_out for group in groups if group.left_out):
+        caption += f" {sentence}"
     if primary:
         caption += " The first columns have the metric that a run is judged by."
     heads = [f"{metric}{',' * bool(unit_of(metric).value_name)}{unit_of(metric).value_name}"

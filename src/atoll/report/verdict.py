@@ -28,7 +28,7 @@ __all__ = [
 TONES = {"helps": "good", "hurts": "warn", "no difference": "none", "cannot tell": "none"}
 SYMBOLS = {"helps": "▲", "hurts": "▼", "no difference": "=", "cannot tell": "?"}
 JOINED, SINGLE = "joined", "alone"
-POOLED = "pooled"  # trained with the rows of all sites: an upper bound
+POOLED = "pooled"  # trained with the rows, or columns, of all sites in one place
 MOST_NAMED = 6  # sites that a note names; more are counted
 EDGE = 0.04  # room at both ends of the axis, as a share of it
 
@@ -83,8 +83,15 @@ def _answered(group: Group, answer: Answer) -> Card:
         symbol = SYMBOLS["helps"] + SYMBOLS["hurts"]
     return Card(
         group.label, tone, symbol, _headline(answer), _sentence(answer, unit),
-        tuple(_numbers(answer, unit)), (*_remarks(answer), *map(_as_sentence, answer.notes)),
+        tuple(_numbers(answer, unit, _held(group))),
+        (*_remarks(answer), *map(_as_sentence, answer.notes)),
     )  # fmt: skip
+
+
+def _held(group: Group) -> str:
+    """What each site holds a part of."""
+    parties = group.first.config["scenario"].get("split") == "parties"
+    return "columns" if parties else "rows"
 
 
 def _unit(answer: Answer) -> Unit:
@@ -124,7 +131,7 @@ def _over(answer: Answer) -> str:
     return "sites that are not withheld" if answer.withheld else "sites"
 
 
-def _numbers(answer: Answer, unit: Unit) -> Iterable[tuple[str, str]]:
+def _numbers(answer: Answer, unit: Unit, held: str) -> Iterable[tuple[str, str]]:
     """The numbers that the verdict depends on."""
     margin = unit.difference(answer.margin).lstrip("+")
     counts = "smallest gain that counts"
@@ -143,8 +150,8 @@ def _numbers(answer: Answer, unit: Unit) -> Iterable[tuple[str, str]]:
         yield f"Sites where joining is shown to beat their own {answer.references[1]}", count
     pooled = [site.score(POOLED) for site in answer.sites]
     if any(map(math.isfinite, pooled)):
-        words = "only a comparison: in practice rows may not leave a site"
-        yield "Trained on the rows of all sites together", f"{_range(pooled, unit)}; {words}"
+        words = f"only a comparison: in practice {held} may not leave a site"
+        yield f"Trained on the {held} of all sites together", f"{_range(pooled, unit)}; {words}"
     if answer.sites:
         smallest = min(answer.sites, key=lambda site: (site.test_rows, site.site))
         rows = f"{smallest.test_rows:,} rows ({smallest.site})"
@@ -231,6 +238,7 @@ class GainPlot:
     rows: tuple[GainRow, ...]
     withheld: tuple[tuple[str, str], ...] = field(default=())  # site, reason
     references: tuple[str, str] = ("majority", "logistic regression")
+    held: str = "rows"  # what each site holds a part of, rows or columns
 
 
 @dataclass(frozen=True)
@@ -286,6 +294,7 @@ def gain_plot(group: Group) -> GainPlot | None:
         tuple(_gain_row(site, axis, unit, answer) for site in answer.sites),
         tuple(sorted(answer.withheld.items())),
         answer.references,
+        _held(group),
     )
 
 
@@ -444,8 +453,8 @@ def picture(group: Group, name: str) -> Picture | None:
     guess = guess if answer.regression else "majority class"
     words = (
         f"Dot and {100 * answer.level:g} % interval per site, test rows in brackets; | is the "
-        f"{guess}, x {linear}, a triangle the rows of all sites in one place; the band is the "
-        "margin."
+        f"{guess}, x {linear}, a triangle the {_held(group)} of all sites in one place; the "
+        "band is the margin."
     )
     with style(name):
         return Picture(name, f"Gain by site: {group.label}", words, svg(figure, name))

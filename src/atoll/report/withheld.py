@@ -11,10 +11,10 @@ from atoll.core.integrity import Integrity
 from atoll.core.record import Event, Score, Snapshot
 from atoll.report.answer import answer_of
 from atoll.report.leakage import ATTACKS
-from atoll.report.tables import Group
-from atoll.runs.result import Run
+from atoll.report.tables import Group, comparable
+from atoll.runs.result import Run, left_out
 
-__all__ = ["without_withheld"]
+__all__ = ["by_task", "without_withheld"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,18 @@ class ShownRun(Run):
         ]
 
 
+def by_task(groups: Sequence[Group]) -> list[list[Group]]:
+    """Groups of the same task together, in the order of their first groups."""
+    tasks: list[list[Group]] = []
+    for group in groups:
+        same = next((task for task in tasks if comparable(task[0], group)), None)
+        if same is None:
+            tasks.append([group])
+        else:
+            same.append(group)
+    return tasks
+
+
 def without_withheld(groups: Sequence[Group]) -> list[Group]:
     """Groups of one task without the results that their answers withhold.
 
@@ -68,4 +80,5 @@ def _without(group: Group, withheld: Mapping[str, str]) -> Group:
         return group
     sites = frozenset(withheld)
     runs = tuple(ShownRun(run.folder, run, sites) for run in group.runs)
-    return replace(group, runs=runs, withheld=dict(sorted(withheld.items())))
+    words = left_out(group.runs, withheld)
+    return replace(group, runs=runs, withheld=dict(sorted(withheld.items())), left_out=words)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from atoll.core.messages import Tensors
 from atoll.core.record import Record, read_checkpoint
 from atoll.data.dataset import Dataset
 from atoll.data.scenario import Holding, Scenario
+from atoll.learning.split_nets import NetName, chosen
 from atoll.metrics.answer import POOLED
 from atoll.runs.config import RunConfig, to_toml
 from atoll.runs.facts import facts
@@ -88,13 +89,29 @@ def _without_own(holding: Holding) -> Holding:
 
 
 def pooled_parts(parts: Parts) -> Parts:
-    """The parts of a federation of one site that has the rows and columns of all: an upper bound.
+    """The parts of a federation of one site that has the rows and columns of all.
 
-    It is trained for as many rounds and epochs as the run, on more rows.
+    It is trained for as many rounds and epochs as the run. Where parties hold columns, one network
+    as wide as that of one party reads all of them, so the parties together have more units.
     """
     config = _of_one(parts.config, 0, len(parts.scenario.clients))
+    config = dataclasses.replace(config, method=config.method | _network_of_parties(parts))
     reads_own = methods.load(str(parts.config.method["name"])).split == READS_OWN
     return Parts(config, parts.dataset, _pooled(parts.scenario, parts.dataset, reads_own))
+
+
+def _network_of_parties(parts: Parts) -> dict[str, str]:
+    """The kind of network that all parties have, if it follows from the shape of their columns.
+
+    A whole image has another shape than its parts, and would be read by another network.
+    """
+    method = methods.load(str(parts.config.method["name"]))
+    follows = get_type_hints(method.options).get("network") == NetName
+    if not parts.scenario.labels_at_server or not follows:
+        return {}
+    name: NetName = parts.config.options().network
+    kinds = {chosen(name, parts.site(id).inputs()) for id in parts.scenario.clients}
+    return {"network": kinds.pop()} if len(kinds) == 1 else {}
 
 
 def _pooled(scenario: Scenario, dataset: Dataset, reads_own: bool) -> Scenario:

@@ -19,7 +19,7 @@ from atoll.core.errors import UserError
 from atoll.core.integrity import digest
 from atoll.core.record import write_whole
 from atoll.data.dataset import Dataset
-from atoll.metrics.answer import ERRORS, Outcome, answer
+from atoll.metrics.answer import ERRORS, POOLED, Outcome, answer
 from atoll.runs.config import RunConfig
 from atoll.runs.execute import OpenEngine
 from atoll.runs.facts import same_data
@@ -34,6 +34,10 @@ __all__ = ["answer_folder", "own_answer", "write_answer", "write_assembled"]
 FORMAT = 1
 OUTCOMES = "outcomes.safetensors"
 FREE = ("name", "seed", "engine", "checkpoints", "checkpoint_seconds", "attribution", "looks")
+ONE_NETWORK = (
+    "in one place, one network as wide as that of one party reads all columns; the parties "
+    "together have more units, so joining can score higher"
+)
 
 
 def answer_folder(runs: Sequence[Path]) -> Path:
@@ -76,7 +80,7 @@ def write_answer(
     sites = {id: [seed[id] for seed in by_seed] for id in by_seed[0]}
     report = configs[0].report_options()
     body = answer(sites, runs[0].metric, report.margin / 100)
-    body["notes"] += _notes(configs[0], runs[0])
+    body["notes"] += _notes(configs[0], runs[0], body)
     body["classes"] = list(next(iter(loaded.values())).classes)
     return _write(home, plain(_head(configs, runs, runs[0].headline) | body))
 
@@ -84,7 +88,7 @@ def write_answer(
 def write_assembled(folder: Path, body: dict[str, Any]) -> dict[str, Any]:
     """Write the answer of one finished run that was assembled from what its sites release."""
     run, config = Run(folder), recorded(folder)
-    body["notes"] += _notes(config, run)
+    body["notes"] += _notes(config, run, body)
     return _write(folder, plain(_head([config], [run], run.headline) | body))
 
 
@@ -113,8 +117,8 @@ def _head(configs: Sequence[RunConfig], runs: Sequence[Run], variant: str) -> di
     }
 
 
-def _notes(config: RunConfig, run: Run) -> list[str]:
-    """Further differences of the joined model to the one alone, and which rows are pooled."""
+def _notes(config: RunConfig, run: Run, body: Mapping[str, Any]) -> list[str]:
+    """Further differences of the joined model to the others, and which rows are pooled."""
     notes = []
     if (
         config.scale == "global"
@@ -126,6 +130,8 @@ def _notes(config: RunConfig, run: Run) -> list[str]:
         notes.append("test rows of all tasks are pooled")
     if config.split == "domains":
         notes.append("each site is tested on its own domain")
+    if config.split == "parties" and any(POOLED in one["scores"] for one in body["sites"].values()):
+        notes.append(ONE_NETWORK)
     return notes
 
 
@@ -188,7 +194,7 @@ def _outcomes(
             stopping=stopping,
         )
         if config.report_options().pooled and count > 1:
-            watch("training with the rows of all sites")
+            watch("training with the data of all sites")
             results = with_pooled(results, run_parts, run.headline, open_engine, stopping)
         if run.metric not in ("accuracy", *ERRORS):  # events have these of all models
             results = with_variants(results, run_parts, state, run.variants)

@@ -4,7 +4,7 @@ import json
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,13 +34,16 @@ __all__ = [
     "Run",
     "absent_run",
     "event_digests",
+    "left_out",
     "plain",
     "read_answer",
     "runs_in",
+    "shown_metrics",
     "table",
     "text_table",
     "title",
     "variant_means",
+    "withheld_sites",
     "write_result",
 ]
 
@@ -51,7 +54,10 @@ SERVER = "server"  # may be scored too, where sites hold columns of the same row
 
 @dataclass(frozen=True)
 class Run:
-    """A run as its record has it; a file that was changed since it was written is refused."""
+    """A run as its record has it; a file that was changed since it was written is refused.
+
+    Its metrics are of all sites, also those that an answer withholds.
+    """
 
     folder: Path
 
@@ -190,9 +196,14 @@ class Run:
     @cached_property
     def metrics(self) -> dict[str, dict[str, float]]:
         """Every metric of every variant."""
+        return self.summaries(self.events)
+
+    def summaries(self, events: Sequence[Event]) -> dict[str, dict[str, float]]:
+        """Every metric of every variant that some events of the run have scores of."""
         known = self.facts["known_at"]
         chance = 0.0 if self.regression else 1 / self.facts["data"]["classes"]
-        return {v: metrics.summary(self.events, v, known, chance) for v in self.variants}
+        tested = metrics.variants(events)
+        return {v: metrics.summary(events, v, known, chance) for v in self.variants if v in tested}
 
     @cached_property
     def seconds(self) -> float:
@@ -215,6 +226,7 @@ def table(
     """Header and rows of a table over seeds: one row for each variant, mean and deviation.
 
     With an answer by another metric than accuracy, its scores come first: means over sites.
+    Sites that the answer withholds are in no mean.
     """
     if not runs:
         raise UserError("no run to show", "table", "give at least one run")
@@ -226,18 +238,43 @@ def table(
         columns["forgetting"] = "forgetting_best_last"
     if runs[0].config.get("scenario", {}).get("split") == "domains":
         columns |= {"own domain": "intra_accuracy", "other domains": "inter_accuracy"}
+    summaries = [shown_metrics(run, withheld_sites(answer)) for run in runs]
     rows, primary = [], variant_means(answer)
     for variant in runs[0].variants:
         cells = [variant or runs[0].config["method"]["name"]]
         if primary:
             cells.append(_cell([primary.get(variant, math.nan)]))
         for name in columns.values():
-            cells.append(
-                _cell([run.metrics[variant][name] for run in runs if variant in run.metrics])
-            )
+            cells.append(_cell([one[variant][name] for one in summaries if variant in one]))
         rows.append(cells)
     first = [str(answer["metric"])] if answer and primary else []
     return [f"{len(runs)} seed{'s' * (len(runs) > 1)}", *first, *columns], rows
+
+
+def withheld_sites(answer: Mapping[str, Any] | None) -> Mapping[str, str]:
+    """The sites that an answer withholds, with the reason; none without an answer."""
+    withheld: Mapping[str, str] = (answer or {}).get("withheld", {})
+    return withheld
+
+
+def shown_metrics(run: Run, withheld: Collection[str]) -> dict[str, dict[str, float]]:
+    """Every metric of every variant, without the test results of withheld sites."""
+    if not withheld:
+        return run.metrics
+    events = [e for e in run.events if not (isinstance(e, Score) and e.client in withheld)]
+    return run.summaries(events)
+
+
+def left_out(runs: Sequence[Run], withheld: Collection[str]) -> str:
+    """How many of the tested sites are in no mean, as a sentence; empty where all are.
+
+    Where sites hold columns of the same rows, the server is tested for all and stays.
+    """
+    tested = {score.client for run in runs for score in run.scores}
+    count = len(tested & set(withheld))
+    if not count:
+        return ""
+    return f"Means leave out {count} of {len(tested)} sites, whose results are withheld."
 
 
 def variant_means(answer: Mapping[str, Any] | None) -> dict[str, float]:
@@ -250,15 +287,16 @@ def variant_means(answer: Mapping[str, Any] | None) -> dict[str, float]:
     return means
 
 
-def text_table(runs: Sequence[Run]) -> str:
-    """The metrics over seeds as lines of text, below a title."""
-    header, rows = table(runs)
+def text_table(runs: Sequence[Run], answer: Mapping[str, Any] | None = None) -> str:
+    """The metrics over seeds as lines of text, below a title; with an answer as in `table`."""
+    header, rows = table(runs, answer)
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = [title(runs[0])]
     for row in [header, *rows]:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    sentence = left_out(runs, withheld_sites(answer))
+    return "\n".join([*lines, sentence] if sentence else lines)
 
 
 def title(run: Run) -> str:

@@ -1,20 +1,32 @@
 """A site that the answer withholds has no results on the page, and is in no mean of it."""
 
+import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from atoll.core.record import Record, Snapshot
+from atoll.api.comparison import compare
+from atoll.api.result import load
+from atoll.cli.terminal import print_result
+from atoll.core.record import Record, Score, Snapshot
 from atoll.report import page
 from atoll.report.progress import progress
 from atoll.report.story import Story, stories
 from atoll.report.tables import Group, Table, gather
+from atoll.runs.result import Run, left_out, shown_metrics
 from tests.unit.report.records import answer, answered, record
 
 REASON = "too few test rows"
 DASH = "\N{EN DASH}"
 HITS = {"a": 8, "b": 6, "five": 4}
 SITES = {"a": (0.1, 0.05, "helps"), "b": (0.0, 0.05, "cannot tell")}
+PARTIES = 'seed = 0\n[scenario]\nsplit = "parties"\n[method]\nname = "splitnn"\n'
+FACTS = {
+    "tasks": ["0"], "stages": 1, "known_at": [0], "data": {"title": "made", "classes": 2},
+    "clients": ["a", "b"],
+}  # fmt: skip
 NOTE = f"Withheld, shown as a dash and in no mean: five ({REASON})."
 
 
@@ -162,3 +174,78 @@ def test_the_live_page_has_no_line_of_it(tmp_path: Path) -> None:
     assert [spark.name for spark in progress(run).sparks] == ["a", "b", "five"]
     answered(run, answer(SITES, withheld={"five": REASON}))
     assert [spark.name for spark in progress(run).sparks] == ["a", "b"]
+
+
+def printed(runs: list[Run], verdict: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
+    print_result(runs, runs[0].folder, False, verdict)
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_terminal_python_and_page_have_the_same_means(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = group(tmp_path / "run").first
+    assert first.accuracy == pytest.approx(0.6)  # of the whole record, which stays at the site
+    words = printed([first], first.answer, capsys)
+    assert "│ auto │ 0.7000 │ 0.5000 │ 0.6000 │" in words
+    assert "Means leave out 1 of 3 sites, whose results are withheld." in words
+    print_result([first], first.folder, True, first.answer)
+    (body,) = json.loads(capsys.readouterr().out)["runs"]
+    assert body["accuracy"] == pytest.approx(0.7)
+    assert body["metrics"]["auto"]["worst_client"] == pytest.approx(0.6)
+
+    result = load(first.folder)
+    assert result.accuracy == pytest.approx(0.7)
+    assert result.metrics["local"]["worst_client"] == pytest.approx(0.6)
+    assert "auto    0.7000" in result.table()
+    for text in (result.table(), repr(result)):
+        assert "0.7000" in text
+        assert "Means leave out 1 of 3 sites, whose results are withheld." in text
+
+    story = only([group(tmp_path / "page")])
+    assert story.results.rows[0][1].text == "70.0"
+    assert "Means leave out 1 of 3 sites, whose results are withheld." in story.results.caption
+
+
+def test_a_comparison_in_python_leaves_it_out(tmp_path: Path) -> None:
+    group(tmp_path / "run")
+    record(tmp_path / "other", "alone", 0, {"": {"a": 7, "b": 5, "five": 0}})
+    both = compare(tmp_path / "run", tmp_path / "other")
+    assert [row[1].text for row in both.results.rows] == ["70.0", "70.0", "60.0"]
+    assert "Means leave out 1 of 3 sites, whose results are withheld." in both.results.caption
+    assert both.differences is not None
+    assert both.differences.rows[-1][2].text == "+10.0"  # with the withheld site +20.0
+    assert both.differences.rows[-1][-1].text == "2/0/0"
+
+
+def test_a_comparison_of_different_tasks_leaves_out_the_sites_of_each(tmp_path: Path) -> None:
+    group(tmp_path / "run")
+    other = record(tmp_path / "other", "alone", 0, {"": {"a": 7, "b": 5, "five": 0}})
+    facts = json.loads((other / "facts.json").read_text())
+    facts["data"]["fingerprint"] = "e" * 64
+    (other / "facts.json").write_text(json.dumps(facts))
+    both = compare(tmp_path / "run", other)
+    assert [row[1].text for row in both.results.rows] == ["70.0", "70.0", "40.0"]
+
+
+def test_where_all_sites_are_withheld_no_mean_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = record(tmp_path / "run", "fedavg", 0, {"": {"a": 8, "b": 6}})
+    answered(run, answer({}, withheld={"a": REASON, "b": REASON}))
+    result = load(run)
+    verdict = result.answer | {"overall": {**result.answer["overall"], "gain": None}}
+    words = printed(list(result.runs), verdict, capsys)
+    assert "│ fedavg │ not known │ not known │ not known │" in words
+    assert math.isnan(result.accuracy)
+    assert "no results that are not withheld" in repr(result)
+    assert "Means leave out 2 of 2 sites" in repr(result)
+
+
+def test_the_results_of_parties_are_the_servers_and_stay(tmp_path: Path) -> None:
+    run = Record.create(tmp_path / "run", PARTIES, FACTS)
+    run.add([Score(0, 0, "server", 0, "", "test", 10, 8, 0.5)])
+    run.close()
+    runs = [Run(tmp_path / "run")]
+    assert left_out(runs, {"a": REASON}) == ""
+    assert shown_metrics(runs[0], {"a": REASON})[""]["final_accuracy"] == pytest.approx(0.8)

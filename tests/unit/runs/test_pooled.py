@@ -1,5 +1,6 @@
 """Pooled training: one site with the rows of all, as an upper bound of joining."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,46 @@ def test_columns_that_only_some_have_are_common_or_own() -> None:
     assert not set(scenario.holdings[POOLED][0].own) & set(scenario.common)
 
 
+QUADRANTS = {
+    "data": "digits", "clients": 4, "scenario.split": "parties", "scenario.cut": "quadrants",
+    "rate": 0.1, "batch": 32, "rounds": 10,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("network", ["auto", "mlp"])
+@pytest.mark.parametrize("name", ["splitnn", "vleto"])
+def test_columns_in_one_place_are_read_by_a_network_of_the_parties_kind(
+    name: str, network: str
+) -> None:
+    made = parts(config(method={"name": name}, **QUADRANTS, **{"method.network": network}))
+    pooled = pooled_parts(made)
+    assert pooled.site(POOLED).inputs() == (1, 8, 8)  # `auto` alone would choose lenet3 for it
+    kinds = {repr(made.client(id).learner.half.network) for id in made.scenario.clients}
+    assert {repr(pooled.client(POOLED).learner.half.network)} == kinds == {"Bottom(blocks=0)"}
+    assert repr(pooled.server().head.network) == repr(made.server().head.network)
+
+
+def test_parties_with_several_kinds_of_networks_leave_the_choice_to_the_shape() -> None:
+    strips = QUADRANTS | {"clients": 2, "scenario.cut": "strips"}
+    made = parts(config(method={"name": "splitnn"}, **strips))
+    pixels = np.arange(64)
+    uneven = {
+        id: tuple(dataclasses.replace(stage, own=own) for stage in made.scenario.holdings[id])
+        for id, own in zip(made.scenario.clients, (pixels[:56], pixels[56:]), strict=True)
+    }
+    made = dataclasses.replace(made, scenario=dataclasses.replace(made.scenario, holdings=uneven))
+    kinds = [repr(made.client(id).learner.half.network) for id in made.scenario.clients]
+    assert kinds == ["Bottom(blocks=3)", "Bottom(blocks=0)"]  # of 7x8 and 1x8 pixels
+    assert pooled_parts(made).config.method["network"] == "auto"
+
+
+def test_all_columns_in_one_place_are_about_as_good_as_joined(tmp_path: Path) -> None:
+    execute(config(method={"name": "vleto"}, **QUADRANTS), tmp_path / "run", local_engine)
+    scores = write_answer([tmp_path / "run"], engines.load)["sites"]["site-0"]["scores"]
+    assert scores[JOINED] > 0.9
+    assert scores[POOLED] > scores[JOINED] - 0.05
+
+
 @pytest.mark.parametrize("name", methods.names())
 def test_every_method_has_a_pooled_score(name: str, tmp_path: Path) -> None:
     execute(Case(name).config(rounds=1, **{"engine.mode": "loop"}), tmp_path / "run", local_engine)
@@ -64,10 +105,30 @@ def test_the_report_shows_it_as_a_tick_and_in_the_card(tmp_path: Path) -> None:
     plot = verdict.gain_plot(group)
     assert plot is not None
     assert all(POOLED in [tick.name for tick in row.ticks] for row in plot.rows)
-    score = dict(verdict.card(group).numbers)["Trained on the rows of all sites together"]
+    card = verdict.card(group)
+    assert not any("party" in note for note in card.notes)
+    score = dict(card.numbers)["Trained on the rows of all sites together"]
     assert score.endswith("only a comparison: in practice rows may not leave a site")
     scores = [site["scores"] for site in body["sites"].values()]
     assert all(set(one) >= {JOINED, POOLED} for one in scores)
+
+
+def test_where_parties_hold_columns_the_card_says_so_and_why_joining_can_be_better(
+    tmp_path: Path,
+) -> None:
+    case = Case("splitnn").config(rounds=1, **{"engine.mode": "loop"})
+    execute(case, tmp_path / "run", local_engine)
+    write_answer([tmp_path / "run"], engines.load)
+    (group,) = gather([tmp_path / "run"])
+    card, plot = verdict.card(group), verdict.gain_plot(group)
+    score = dict(card.numbers)["Trained on the columns of all sites together"]
+    assert score.endswith("only a comparison: in practice columns may not leave a site")
+    assert card.notes[-1] == (
+        "In one place, one network as wide as that of one party reads all columns; the parties "
+        "together have more units, so joining can score higher."
+    )
+    assert plot is not None
+    assert plot.held == "columns"
 
 
 def test_it_can_be_left_out(tmp_path: Path) -> None:
