@@ -12,7 +12,7 @@ from atoll.engines.local import local_engine
 from atoll.engines.network.contract import RefusedError, SiteFile
 from atoll.engines.network.egress import lines
 from atoll.engines.network.policy import Gate
-from atoll.engines.network.ranges import drafted
+from atoll.engines.network.ranges import drafted, violation
 from atoll.engines.network.size import HEADROOM, OTHER_BYTES, answer_bytes, parameters
 from atoll.runs.config import RunConfig, change, resolve, to_toml
 from atoll.runs.execute import execute
@@ -62,6 +62,44 @@ def test_the_contract_says_how_large_a_network_may_be(tmp_path: Path) -> None:
         small.prepare("run-1", run, "site-0")
     enough = Gate(SiteFile(store=str(tmp_path / "b"), contract={**TERMS, "parameters": 122}))
     assert enough.prepare("run-1", run, "site-0")
+
+
+@pytest.mark.parametrize(
+    ("changes", "option"),
+    [
+        ({"data": {"name": "synthetic-table", "rows": 10**9}}, "data.rows"),
+        ({"data": {"name": "synthetic-table", "columns": 10**6}}, "data.columns"),
+        ({"data": {"name": "synthetic-table", "classes": 10**6}}, "data.classes"),
+        ({"data": {"name": "synthetic-images", "domains": 10**4}}, "data.domains"),
+        ({"data": {"name": "photo-patches", "size": 10**4}}, "data.size"),
+        ({"data": {"name": "synthetic-text", "length": 10**6}}, "data.length"),
+        ({"data": {"name": "synthetic-text", "vocabulary": 10**8}}, "data.vocabulary"),
+        ({"data": {"name": "hospitals", "patients": 10**9}}, "data.patients"),
+        ({"data": "wine", "scenario": {"clients": 10**9}}, "scenario.clients"),
+    ],
+)
+def test_made_up_data_that_do_not_fit_into_memory_are_refused_before_they_are_made(
+    changes: dict[str, Any], option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A contract that names no options of a method leaves most of them to the coordinator."""
+
+    def loaded(config: RunConfig) -> None:
+        raise AssertionError("it loads data")
+
+    monkeypatch.setattr("atoll.engines.network.policy.parts", loaded)
+    gate = Gate(SiteFile(store=str(tmp_path), contract=TERMS))
+    run = resolve({"method": {"name": "fedavg"}, **changes}, "test")
+    with pytest.raises(RefusedError, match=f"option '{option}' = 1"):
+        gate.prepare("run-1", to_toml(run), "site-0")
+    (line,) = lines(tmp_path / "egress.jsonl")
+    assert f"option '{option}'" in line.words
+
+
+def test_many_public_images_are_refused_before_they_are_made() -> None:
+    public = {"method": {"name": "fedmd"}, "data": {"name": "synthetic-images"}}
+    run = resolve({**public, "public": {"rows": 10**9}}, "test")
+    assert violation({}, run).startswith("option 'public.rows' = 1000000000")
+    assert violation({}, resolve(public, "test")) == ""
 
 
 DATA: dict[str, dict[str, Any]] = {
