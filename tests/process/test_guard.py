@@ -2,6 +2,8 @@
 
 import logging
 import os
+import subprocess
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -107,6 +109,40 @@ def test_old_jobs_do_not_fill_the_disk_of_a_site(tmp_path: Path) -> None:
         os.utime(tmp_path / name, (number, number))
     _forget_jobs(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {*jobs[3:], "startup", "local"}
+
+
+def test_many_jobs_at_once_do_not_fill_the_memory_of_a_site(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every job is a process of its own, and a coordinator may start what it likes."""
+    from nvflare.apis.fl_constant import FLContextKey  # noqa: PLC0415
+
+    from atoll.engines.network.guard import MODULE, MOST_JOBS, Guard  # noqa: PLC0415
+
+    arguments: dict[str, Any] = {FLContextKey.JOB_PROCESS_ARGS: {}}
+    context = SimpleNamespace(get_prop=arguments.get)
+    guard, started = Guard("client", tmp_path), list[subprocess.Popen[bytes]]()
+    waiting = (sys.executable, "-c", "import time; time.sleep(100)")
+
+    def start(launcher: Any, job_meta: Any, fl_ctx: Any) -> None:
+        command = [*waiting, "-m", MODULE, "client_job", "-m", str(tmp_path)]
+        started.append(subprocess.Popen(command))
+
+    try:
+        for _ in range(MOST_JOBS):
+            guard._launch(start, None, {}, context)
+        with caplog.at_level(logging.WARNING), pytest.raises(RuntimeError, match="too many jobs"):
+            guard._launch(start, None, {}, context)
+        assert len(started) == MOST_JOBS
+        assert f"refused a job: {MOST_JOBS} are running here" in caplog.text
+        started[0].kill()
+        started[0].wait()
+        guard._launch(start, None, {}, context)
+        Guard("client", tmp_path / "another kit")._launch(start, None, {}, context)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def test_many_streams_together_hold_no_more_than_two_messages(guard: Any) -> None:

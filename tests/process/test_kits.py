@@ -303,6 +303,8 @@ def test_only_the_server_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("ATOLL_SITE", str(site_file(Kit(tmp_path), "store")))
     outpost, nothing = nvflare.Outpost(), b""
     outpost.begin()
+    assert outpost._gate is not None
+    outpost._gate.doing = "fit"
     calls = (
         lambda: outpost.offer("run-1", "", "site-0", nothing, nothing),
         lambda: outpost.agree(nothing, nothing),
@@ -323,6 +325,8 @@ def test_only_the_server_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyP
             said = {str(reply["reason"]) for reply in replies}
             assert ("only the server asks" in said) is refused
             assert len(said) == 1 or not refused
+            outpost._gate.doing = "fit"
+            assert outpost.ping() == {"doing": "" if refused else "fit"}
     finally:
         set_call_context(None)
     assert len(calls) + len(["ping"]) == len(published), published

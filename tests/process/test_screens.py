@@ -211,6 +211,25 @@ def test_a_run_that_has_ended_shows_the_bytes_of_every_site(
     assert noted == ["basel: 2,000 bytes to it, 600 from it"]
 
 
+def test_a_job_that_was_lost_is_told_with_the_site_whose_end_went_first(tmp_path: Path) -> None:
+    from atoll.engines.network import coordinator  # noqa: PLC0415
+    from atoll.engines.network.process import ENDS  # noqa: PLC0415
+
+    made = Federation(tmp_path)
+    made.init(["basel", "bern"])
+    kit = Kit(made.kit("coordinator"))
+    serving = coordinator._Serving(
+        kit, [], coordinator.Terms(), lambda *_: None, lambda: False, print
+    )
+    serving.control.mkdir()
+    ends = {"job-1": [["bern", 1], ["basel", 0]], "job-2": [["basel", 9]]}
+    (serving.control / ENDS).write_text(json.dumps(ends))
+    assert serving._lost({"job": "job-1"}) == "the job's process at bern ended"
+    assert serving._lost({"job": "job-3"}) == "the coordinator's own end of the job is gone"
+    silent = {"job": "job-1", "site": "basel", "what": "basel: silent for 30 s in fit"}
+    assert serving._lost(silent) == "basel: silent for 30 s in fit"
+
+
 def reading(process: subprocess.Popen[str]) -> list[str]:
     """The lines that a process prints, as they come."""
     said = list[str]()

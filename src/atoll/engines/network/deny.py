@@ -135,6 +135,10 @@ REFUSED_HANDLERS: frozenset[tuple[str, str]] = frozenset({
     *(("_net_manager", topic) for topic in _NET_AGENT),
     ("cellnet.channel", "bulk"),
     ("aux_communication", "*"),
+    *(("aux_communication", topic) for topic in (
+        "ObjectStreamer.Abort", "ObjectStreamer.Request", "RM.RELIABLE_REPLY",
+        "RM.RELIABLE_REQUEST", "__do_task__", "__end_run__", "fed.event", *_LIFE,
+    )),
     ("return_only", "*"),
     ("collab", "call"),
     (STREAM, DATA),

@@ -65,7 +65,7 @@ from atoll.engines.network.limits import FRAME_BYTES, message_bytes
 from atoll.engines.network.listed import Listed
 from atoll.engines.network.notices import Notices, readable
 from atoll.engines.network.presence import Presence, answer_beside, certificate_name
-from atoll.engines.network.process import ENDS, STANDING
+from atoll.engines.network.process import ENDS, STANDING, running
 from atoll.engines.network.tls import checked, passphrase
 
 __all__ = ["main"]
@@ -88,6 +88,7 @@ ENTRANCE = {("task", "challenge"), ("task", "register"), HEART_BEAT}  # all else
 AGAIN_SECONDS = 1.0  # after which the same refusal is logged again
 MOST_LINES = 1000  # different refusals that are remembered for that
 KEPT_JOBS = 20  # folders of jobs that stay in a site's kit
+MOST_JOBS = 4  # processes of jobs at once; those of lost jobs take some seconds to end
 log = logging.getLogger("atoll.guard")
 
 
@@ -110,6 +111,7 @@ class Guard:
     _outside: str = ""  # why the server does not take this site, where it does not
     _lines: dict[str, float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _starting: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.notices = Notices(self.folder)
@@ -291,11 +293,16 @@ class Guard:
         self.server = server
 
     def _launch(self, original: Any, launcher: Any, job_meta: Any, fl_ctx: Any) -> Any:
-        """Start a job's process with a filter of its own."""
+        """Start a job's process with a filter of its own; a site has few of them at once."""
         arguments = fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS)
         child = "client_job" if self.process == "client" else "server_job"
         arguments[JobProcessArgs.EXE_MODULE] = ("-m", f"{MODULE} {child}")
-        return original(launcher, job_meta, fl_ctx)
+        with self._starting:  # a process has its command line in /proc once it is started
+            few = len(running(str(self.folder), "client_job")) < MOST_JOBS
+            if few or self.process != "client":
+                return original(launcher, job_meta, fl_ctx)
+        self._say(f"refused a job: {MOST_JOBS} are running here")
+        raise RuntimeError("too many jobs at once")
 
     def _say(self, line: str) -> None:
         """One line in the log of this process; the same again only after a while."""

@@ -67,6 +67,16 @@ SIZES: Limits = {
     "method.synthetic": {"least": 1, "most": 10_000},
     "method.latent": {"least": 1, "most": 1024},
     "method.least_cluster": {"least": 2, "most": 1_000_000},
+    "public.rows": {"least": 1, "most": 50_000},
+    "scenario.clients": {"least": 1, "most": 10_000},
+    "data.rows": {"least": 1, "most": 100_000},  # of made-up data, which are made at the site
+    "data.patients": {"least": 1, "most": 100_000},
+    "data.columns": {"least": 1, "most": 1000},
+    "data.classes": {"least": 1, "most": 1000},
+    "data.domains": {"least": 1, "most": 20},
+    "data.size": {"least": 1, "most": 64},
+    "data.length": {"least": 1, "most": 1000},
+    "data.vocabulary": {"least": 1, "most": 100_000},
 }
 METRIC = "report.metric"  # checked at a comparison, and before runs that select models by it
 PLAIN = ("seed", "rounds", "scale", "dtype", "models", "score_every", "attribution", "class_weight")
@@ -233,7 +243,7 @@ def known(method: str) -> set[str]:
     }  # fmt: skip
     names = {f"{t}.{f.name}" for t, kind in kinds.items() for f in dataclasses.fields(kind)}
     names |= {f"engine.{name}" for name in ENGINE}
-    names.add(METRIC)
+    names |= {METRIC, *(name for name in SIZES if name.startswith("data."))}
     return names | set(PLAIN) | {f"scenario.{name}" for name in splits.option_names()}
 
 

@@ -2,36 +2,64 @@
 
 import dataclasses
 import math
+import re
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, get_type_hints
 
+import torch
 from torch import Tensor
 
+from atoll import methods
 from atoll.core.annotations import Bounded, Outputs, SharedWeights, Update, marked
 from atoll.core.federation import actions, kinds
 from atoll.core.messages import Tensors
+from atoll.data import sources
+from atoll.learning.image_nets import NETWORKS
+from atoll.learning.textcnn import KERNELS
 from atoll.runs.config import RunConfig
 from atoll.runs.parts import Parts
 
 __all__ = ["answer_bytes", "parameters"]
 
+WORD_NUMBERS = 300  # in the longest word vectors that are installed; random ones name theirs
 NUMBER_BYTES = 8  # of the widest numbers that a run sends
 HEADROOM = 2  # times what the largest answer of a run should have
 OTHER_BYTES = 16 << 20  # of messages without tensors: names, levels of columns, NVFlare's own
 
 
 def parameters(config: RunConfig, inputs: int = 1, classes: int = 1) -> int:
-    """Parameters of the largest network that a config's widths ask for, at least.
+    """Parameters of the largest network that a config asks for, at least.
 
     Without the number of inputs and classes, which only the data tell, this is a lower bound.
-    Networks with a name (`resnet18`, ...) have a size of their own that no option changes.
+    Installed networks outside atoll count nothing: the site's owner lists them by name.
     """
-    options: Any = config.options()
-    embedding = int(getattr(options, "width", 0))  # of methods whose parties have halves
-    if embedding:
-        return _dense([inputs, embedding])
-    model = config.model_options()
-    return _dense([inputs, *map(int, model.widths), classes]) if model.name == "mlp" else 0
+    width = int(getattr(config.options(), "width", 0))  # of an embedding, features or a generator
+    own = _dense([inputs, width]) if width else 0
+    if methods.load(str(config.method["name"])).split == "parties":  # halves, without hidden layers
+        return own
+    name = config.model_options().name
+    return max(
+        own, *(_network(config, one or name, inputs, classes) for one in config.models or [name])
+    )
+
+
+def _network(config: RunConfig, name: str, inputs: int, classes: int) -> int:
+    """Parameters of the network with a name, under the run's widths."""
+    widths = [*map(int, config.model_options().widths)]
+    if sources.kind_of(str(config.data.get("name", ""))) == "text":
+        drawn = re.fullmatch("random-([0-9]{1,9})", config.model_options().vectors)
+        return _dense([sum(KERNELS) * int(drawn[1] if drawn else WORD_NUMBERS), *widths[-1:]])
+    if name == "mlp":
+        return _dense([inputs, *widths, classes])
+    return _named(name, classes) if name in NETWORKS else 0
+
+
+@lru_cache
+def _named(name: str, classes: int) -> int:
+    """Parameters of an image network for small images of one channel; takes no memory for them."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in NETWORKS[name]((1, 8, 8), classes).parameters())
 
 
 def _dense(sizes: list[int]) -> int:

@@ -127,6 +127,12 @@ ATTACKS: list[tuple[str, Process, Route, str]] = [
     ("a download", "client_job",
      route(f"bern.{JOB}", "server", "req stream/download_service__ download_service__download",
            f"server.{JOB}", "localhost"), "no run needs it"),
+    ("an event", "client_job",
+     route(f"bern.{JOB}", "server", "req stream/aux_communication fed.event", f"server.{JOB}",
+           "localhost"), "no run needs it"),
+    ("a task", "client_job",
+     route(f"bern.{JOB}", "server", "req stream/aux_communication __do_task__", f"server.{JOB}",
+           "localhost"), "no run needs it"),
     ("bulk", "client", route("bern", "server", "req cellnet.channel bulk", certificate="localhost"),
      "no run needs it"),
     ("another root", "client",
@@ -262,4 +268,6 @@ def test_a_handler_that_is_new_is_not_classified() -> None:
     assert not deny.classified("client", "new_channel", "*")
     assert deny.classified("client", "_net_manager", "stop")
     assert deny.classified("client_job", "collab", "call")
+    assert not deny.classified("client_job", "aux_communication", "a new topic")
+    assert deny.classified("client_job", "aux_communication", "fed.event")
     assert not deny.classified("client", "hci_channel", "command")
