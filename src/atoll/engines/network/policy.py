@@ -49,6 +49,7 @@ from atoll.engines.network.requests import COMPARE, LARGEST, Compare, Finish
 from atoll.engines.network.size import parameters
 from atoll.engines.network.steps import unfit
 from atoll.engines.network.stored import age, arrays_of, bytes_in, question_digest
+from atoll.engines.network.unchecked import kind_of, refused
 from atoll.learning.weights import copied, prefixed
 from atoll.runs.config import RunConfig, resolve
 from atoll.runs.parts import Parts, parts
@@ -162,6 +163,7 @@ class Gate:
             arguments = (run_config, config, client, clients, plan)
             self._parts = self._on_own_table(*arguments) if own else parts(run_config)
             dataset, fingerprint = self._parts.dataset, self._parts.dataset.fingerprint
+            self._refuse("prepare", self._unchecked(run_config, dataset.kind))
             self._affordable(run_config, math.prod(dataset.x.shape[1:]), len(dataset.classes))
             if client not in self._parts.scenario.clients:
                 raise RefusedError(f"no client '{client[:80]}' in this run")
@@ -232,11 +234,16 @@ class Gate:
             raise RefusedError("a run's name that is not 1 to 100 letters, digits, - and _")
         self.run = run
         self._refuse("prepare", ranges.violation(self.terms.options, run_config, self._own_options))
+        self._refuse("prepare", self._unchecked(run_config, kind_of(run_config)))
         self._data = data_key(run_config)
         self._affordable(run_config)
         if run_config.engine_options().threads:
             torch.set_num_threads(run_config.engine_options().threads)
         return run_config
+
+    def _unchecked(self, config: RunConfig, kind: str) -> str:
+        """Why the weights of a run may not leave, which no check for single rows covers."""
+        return "" if self.terms.unchecked_networks == "allow" else refused(config, kind)
 
     @property
     def _own_options(self) -> set[str]:
