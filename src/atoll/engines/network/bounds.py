@@ -223,8 +223,7 @@ class Bounds:
 
     def unfit(self) -> str:
         """Why sums over rows would be refused later in this run; empty where they would not."""
-        allowed = self.terms.sums == "allow"
-        return "" if allowed else unfit_sums(self.parts, self.client, self.derived)
+        return "" if self.terms.sums == "allow" else unfit_sums(self.parts, self.client)
 
     def _admit_sums(self) -> None:
         """Refuse sums of what shared weights compute, but for one set of them in a stage."""

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from atoll.core.errors import UserError, printable
+from atoll.core.errors import BadMessageError, UserError, printable
 from atoll.core.federation import SERVER, Moment, actions, answer
 from atoll.core.messages import Empty, Packet, Tensors, pack, unpack
 from atoll.core.record import Snapshot, disk_errors, write_whole
@@ -59,6 +59,7 @@ __all__ = ["Gate", "log"]
 MOST_AT_ONCE = 4  # questions: one is answered, and asked again up to three times if it takes long
 KEPT = 2  # checkpoints that a site keeps: the server may have died before it wrote its own
 MOST_CONFIG = 1 << 20  # bytes of a run's config
+MOST_REASON = 300  # characters of a method's refusal in the log: it may quote the request
 log = logging.getLogger("atoll.site")
 BEFORE = Moment(0, 0, 1)
 
@@ -205,11 +206,14 @@ class Gate:
 
     @contextmanager
     def _refusals_logged(self, action: str) -> Iterator[None]:
-        """Log refusals that are raised within."""
+        """Log refusals that are raised within, those of the method too."""
         try:
             yield
         except RefusedError as error:
             self.egress.refused(self.run, action, str(error))
+            raise
+        except BadMessageError as error:
+            self.egress.refused(self.run, action, error.reason[:MOST_REASON])
             raise
 
     @property
