@@ -70,7 +70,7 @@ def row_if(weight: Numbers, bias: Numbers, moved: Numbers, ratio: float) -> tupl
     return relative, np.asarray(solution[:-1], np.float64)
 
 
-def row_of_unit(sent: Tensors, moved: Tensor, rate: float) -> Numbers | None:
+def row_of_unit(sent: Tensors, moved: Tensor, rate: float, fits: float = FITS) -> Numbers | None:
     """The row behind the update of one unit of the second layer; None if there is no such row."""
     active = moved.abs() > 1e-9
     signs = moved[active].sign()
@@ -91,7 +91,7 @@ def row_of_unit(sent: Tensors, moved: Tensor, rate: float) -> Numbers | None:
             return None
         rest, power, row = search(np.linspace(power - width, power + width, 40))
         width /= 15
-    return row if rest < FITS else None
+    return row if rest < fits else None
 
 
 def crafted(
