@@ -11,6 +11,7 @@ from atoll.core.errors import BadMessageError
 from atoll.core.federation import Moment
 from atoll.core.messages import Check, Weights
 from atoll.engines.network import egress
+from atoll.engines.network.bounds import Bounds
 from atoll.engines.network.contract import Contract
 from atoll.engines.network.drafts import drafted_contract, written
 from atoll.engines.network.explain import explained, warnings
@@ -53,6 +54,25 @@ def test_sums_of_fewer_rows_than_features_give_the_rows_away(tmp_path: Path) -> 
     assert any(line.startswith("sums = allow: ") for line in warnings(loose))
 
 
+@pytest.fixture
+def unforeseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sites prepare runs whose sums they will refuse."""
+    monkeypatch.setattr(Bounds, "unfit", lambda bounds: "")
+
+
+@pytest.mark.parametrize("kind", ["default", "drafted"])
+def test_sums_of_fewer_rows_than_features_are_refused_before_the_run(
+    kind: str, tmp_path: Path
+) -> None:
+    config = run_config(ANALYTIC, "analytic")
+    terms = {"default": default("analytic", "add"), "drafted": drafted_contract(config)}[kind]
+    coordinator = Coordinator(site(tmp_path, written(terms)))
+    assert not coordinator.open("attack", config)
+    assert logged(coordinator, "'prepare': sums of 129 columns over 50 training rows")
+    assert coordinator.gate._client is None
+
+
+@pytest.mark.usefixtures("unforeseen")
 @pytest.mark.parametrize("kind", ["default", "drafted"])
 def test_nothing_by_sums_of_fewer_rows_than_features(kind: str, tmp_path: Path) -> None:
     config = run_config(ANALYTIC, "analytic")
@@ -71,6 +91,7 @@ def test_sums_with_enough_rows_leave(tmp_path: Path) -> None:
     assert coordinator.ask("add", Moment(0, 0, 1), analytic.Ask(())) is not None
 
 
+@pytest.mark.usefixtures("unforeseen")
 def test_every_stage_has_enough_rows_by_itself(tmp_path: Path) -> None:
     """Two answers can be subtracted, so 50 rows of two stages do not stand for each other."""
     config = run_config(
@@ -90,9 +111,11 @@ def test_sums_of_a_stage_to_come_are_refused(action: str, tmp_path: Path) -> Non
     for stages in ((1,), (0, 1), (-1,)):
         with pytest.raises(BadMessageError, match="sums of a stage that has not come yet"):
             coordinator.ask(action, Moment(0, 0, 1), analytic.Ask(stages))
+    assert logged(coordinator, f"'{action}': sums of a stage that has not come yet")
     assert coordinator.ask("withdraw", Moment(1, 0, 1), analytic.Ask((0, 1))) is not None
 
 
+@pytest.mark.usefixtures("unforeseen")
 def test_rows_that_sums_leave_out_stand_for_none(tmp_path: Path) -> None:
     """Classes below the floor are in no sum, also in one that is sent once more."""
     config = run_config({**ANALYTIC, "width": 30, "floor": 25}, "analytic")

@@ -251,6 +251,8 @@ def test_a_site_runs_what_its_own_file_lists(here: Path) -> None:
     assert contract["methods"] == ["./method.py:METHOD"]
     assert contract["plugins"] == ["./cut.py:SPLIT", "blobs"]
     assert contract["networks"] == ["mine_own:small"]
+    assert contract["unchecked_networks"] == "allow"
+    contract["columns"] = 3  # as many as blobs has
     gate = Gate(SiteFile(store=str(here / "store"), contract=contract))
     assert gate.prepare("run-1", to_toml(run), "site-1")
     model = {"name": "./own.py:pretrained", "initial": "own"}
@@ -260,6 +262,7 @@ def test_a_site_runs_what_its_own_file_lists(here: Path) -> None:
     with pytest.raises(RefusedError, match="names code of this site's machine"):
         gate.prepare("run-2", to_toml(other_run), "site-1")
     drafted = tomllib.loads(drafted_file(other_run))["contract"]
+    drafted["columns"] = 3
     assert Gate(SiteFile(store=str(here / "third"), contract=drafted)).prepare(
         "run-2", to_toml(other_run), "site-1"
     )

@@ -33,6 +33,7 @@ from atoll.engines.network.drafts import drafted_contract
 from atoll.engines.network.kits import Kit, init, renew
 from atoll.engines.network.steps import refused_counts
 from atoll.engines.network.tls import PASSPHRASE
+from atoll.engines.network.unchecked import kind_of, uncovered
 from atoll.runs.config import RunConfig, read, resolve
 from atoll.runs.folders import refuse_absent, refuse_other_config, run_folder
 from atoll.runs.result import Run
@@ -76,7 +77,7 @@ def init_command(
     if len(coordinator.sites) == 2:
         _say("with two sites each knows the other's update: it is the mean without its own")
     _say_row_counts(config)
-    _say_later_layers(config)
+    _say_unchecked(config)
     _say(f"authority {coordinator.authority}")
     _say(f"keep {to / 'authority'} to yourself")
 
@@ -93,11 +94,13 @@ def _say_row_counts(config: RunConfig | None) -> None:
         )
 
 
-def _say_later_layers(config: RunConfig | None) -> None:
-    """Say that the checks of a drafted contract cover one hidden layer."""
-    if config and explain.later_layers(drafted_contract(config)):
-        _say("no check looks at single rows in the second and later hidden layers of this run's")
-        _say("network: rows can be read there; one hidden layer avoids it (docs/network.md)")
+def _say_unchecked(config: RunConfig | None) -> None:
+    """Warn of a run whose network no check for single rows covers."""
+    reason = uncovered(config, kind_of(config)) if config else ""
+    if reason:
+        _say(f"no check looks for single rows in {reason}: rows can be read there")
+        _say('the contract is loosened for it: unchecked_networks = "allow" (docs/network.md);')
+        _say("a network with one hidden layer, on tables, does without")
 
 
 def request_command(
@@ -147,7 +150,7 @@ def install_command(
         _say("site.toml exists and is kept: --run was not used")
         _say("to draft the contract again, move site.toml away and install once more")
     _say_row_counts(config if drafted else None)
-    _say_later_layers(config if drafted else None)
+    _say_unchecked(config if drafted else None)
     if drafted and not run:
         _say("the contract in site.toml allows nothing yet: name methods and actions")
     _say("the owner reads out the same authority? then read site.toml, and atoll join")

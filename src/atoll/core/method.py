@@ -27,6 +27,11 @@ class Method:
     concurrency: Callable[[Any, int], int] | None = None  # (options, clients) -> most per round
     first: Callable[[Any], Any] | None = None  # server -> shared weights by mark; sites compare
     whole: Callable[[Any, Any], Any] | None = None  # (site, shared weights) -> all of the network
+    sends: Callable[[Any], Any] | None = None  # options -> networks that clients send: own, shared
+    # (options, rows of a stage, rows of stages before) -> share of own rows where it adds others
+    own_share: Callable[[Any, int, int], float] | None = None
+    # (options, site) -> for each stage the columns and the rows of sums that clients send; 0: none
+    summed: Callable[[Any, Any], Any] | None = None
     selects: bool = False  # whether clients select models by the run's metric, and send scores
     weighted: bool = False  # whether its losses count rows by their weights
     weighs_classes: bool = False  # whether they count rows by their class where rows have no weight

@@ -51,6 +51,7 @@ __all__ = [
     "predict",
     "prepare",
     "restore",
+    "sends",
     "share",
     "snapshot",
     "state",
@@ -451,6 +452,11 @@ def share(self: Participant, request: Empty, moment: Moment) -> Weights:
     if not self.learner.settings.average:
         raise BadMessageError(SERVER, "weights of this site's own network, which stay here")
     return Weights(self.learner.weights)
+
+
+def sends(options: object) -> tuple[str, ...]:
+    """The networks whose weights clients send: their own where `average` is set."""
+    return ("own",) if Settings.of(options).average else ()
 
 
 def check(self: Participant, request: Check, moment: Moment) -> Checked:

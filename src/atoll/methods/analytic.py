@@ -247,4 +247,16 @@ def _check_withdrawal(id: str, options: Options, site: Site) -> None:
         raise UserError(what, "method.withdraw", "train the network anew without it")
 
 
-METHOD = Method(Options, Server, Client, quorum=True, weighted=True)
+def summed(options: Options, site: Site) -> list[tuple[int, int]]:
+    """The columns of the sums and the rows behind them, by stage."""
+    client, stages = Client(options, site), []
+    for stage in range(site.stages):
+        rows = site.train(stage)
+        counts = torch.bincount(rows.y, minlength=len(site.classes))
+        usable = int(counts[counts >= options.floor].sum())
+        columns = client._inputs(client.frozen, rows.at(slice(1))).shape[1] if usable else 0
+        stages.append((columns, usable))
+    return stages
+
+
+METHOD = Method(Options, Server, Client, quorum=True, weighted=True, summed=summed)

@@ -222,4 +222,10 @@ class Server:
         return {"aligned": aligned, "diagonal": diagonal, "off diagonal": rest}
 
 
-METHOD = Method(Options, Server, Client, "domains", "fccl", quorum=True, weighted=True)
+METHOD = Method(
+    *(Options, Server, Client),
+    *("domains", "fccl"),  # split, headline
+    quorum=True,
+    weighted=True,
+    sends=distillation.sends,
+)

@@ -177,4 +177,10 @@ class Server:
         self.helpers = {id: helpers for id, *helpers in named}
 
 
-METHOD = Method(Options, Server, Client, "domains", "fedmatch", quorum=True, weighted=True)
+METHOD = Method(
+    *(Options, Server, Client),
+    *("domains", "fedmatch"),  # split, headline
+    quorum=True,
+    weighted=True,
+    sends=distillation.sends,
+)

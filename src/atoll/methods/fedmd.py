@@ -160,5 +160,10 @@ class Server:
 
 
 METHOD = Method(
-    Options, Server, Client, "domains", "fedmd", quorum=True, weighted=True, regression=True
+    *(Options, Server, Client),
+    *("domains", "fedmd"),  # split, headline
+    quorum=True,
+    weighted=True,
+    regression=True,
+    sends=distillation.sends,
 )

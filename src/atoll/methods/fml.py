@@ -147,6 +147,7 @@ METHOD = Method(
     headline="fml",
     regression=True,
     first=lambda server: {"meme": server.weights},
+    sends=lambda options: ("shared", *distillation.sends(options)),
     quorum=True,
     weighted=True,
 )

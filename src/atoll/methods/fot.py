@@ -143,6 +143,13 @@ def _mlp(site: Site) -> MLP:
     return model
 
 
+def summed(options: Options, site: Site) -> list[tuple[int, int]]:
+    """The columns of the widest sums, with a constant, and the rows behind them, by stage."""
+    widths = [weight.shape[1] for weight in _mlp(site).parameters() if weight.dim() > 1]
+    rows = [len(site.train(stage)) for stage in range(site.stages - 1)]  # the last sends none
+    return [(max(widths) + 1, count if count >= options.floor else 0) for count in rows]
+
+
 METHOD = Method(
     Options,
     Server,
@@ -150,4 +157,5 @@ METHOD = Method(
     quorum=True,
     weighted=True,
     first=lambda server: {"shared": server.weights},
+    summed=summed,
 )

@@ -129,6 +129,15 @@ class Server:
         return scores(clients, Client.check, self.weights, moment)
 
 
+def own_share(options: Options, rows: int, before: int) -> float:
+    """The share of distinct own rows in an epoch of a stage, whose memory is repeated."""
+    memory = min(options.memory, before)
+    if not memory or not options.share:
+        return 1.0
+    repeated = round(rows * options.share / (1 - options.share))
+    return (rows + memory) / (rows + max(memory, repeated))
+
+
 METHOD = Method(
     Options,
     Server,
@@ -136,4 +145,5 @@ METHOD = Method(
     quorum=True,
     weighted=True,
     first=lambda server: {"shared": server.weights},
+    own_share=own_share,
 )

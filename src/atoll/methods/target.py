@@ -244,4 +244,19 @@ def _hidden(site: Site) -> int:
     return int(getattr(model, f"weight{model.depth - 1}").shape[1])
 
 
-METHOD = Method(Options, Server, Client, quorum=True, first=lambda s: {"shared": s.weights})
+def own_share(options: Options, rows: int, before: int) -> float:
+    """The share of own rows in an epoch of a stage; the first one has no synthetic rows."""
+    if not before or not options.share:
+        return 1.0
+    repeated = round(rows * options.share / (1 - options.share))
+    return rows / (rows + max(options.synthetic, repeated))
+
+
+METHOD = Method(
+    Options,
+    Server,
+    Client,
+    quorum=True,
+    first=lambda server: {"shared": server.weights},
+    own_share=own_share,
+)

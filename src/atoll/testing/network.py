@@ -105,7 +105,8 @@ def policies_let_it_pass(case: Case, folder: Path) -> None:
     local = run(config, folder / "local")
     contracts = {"drafted": drafted_terms(config)}
     if not (contracts["drafted"]["plugins"] or contracts["drafted"]["networks"]):
-        contracts["default"] = least_terms(case.name)
+        deep = {"unchecked_networks": contracts["drafted"]["unchecked_networks"]}  # or of images
+        contracts["default"] = {**least_terms(case.name), **deep}
     sums = {"sums": "allow"} if sends_sums(case.name) else {}  # of few rows: these are samples
     for kind, terms in contracts.items():
         try:

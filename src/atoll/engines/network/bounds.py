@@ -43,8 +43,9 @@ from atoll.engines.network.contract import Contract, RefusedError
 from atoll.engines.network.egress import SHOWN, SINGLED, Spent
 from atoll.engines.network.mixture import own_rows
 from atoll.engines.network.requests import FEW_COLUMNS
-from atoll.engines.network.steps import sends_updates, shortfall
+from atoll.engines.network.steps import shortfall
 from atoll.engines.network.sums import too_few, unfit_sums
+from atoll.engines.network.unchecked import is_built_in, sent_networks
 from atoll.jobs.train import Optimiser, TrainJob
 from atoll.learning.weights import placed, prefixed, without
 from atoll.runs.parts import Parts
@@ -118,11 +119,8 @@ def too_little(parts: Parts, client: str, terms: Contract) -> str:
         rows, where = len(holding.train), f"at stage {stage + 1}"
         if 0 < rows < terms.rows:
             return f"{rows} training rows {where}; the contract wants {terms.rows}"
-        if (
-            rows
-            and "files" in parts.config.data
-            and sends_updates(str(parts.config.method["name"]))
-        ):
+        table = parts.dataset.kind == "table" and not is_built_in(parts.config)
+        if rows and table and sent_networks(parts.config):
             reason = _too_few_columns(parts.site(client).train(stage).x, terms.columns)
             if reason:
                 return f"{reason} {where}"
@@ -225,8 +223,7 @@ class Bounds:
 
     def unfit(self) -> str:
         """Why sums over rows would be refused later in this run; empty where they would not."""
-        allowed = self.terms.sums == "allow"
-        return "" if allowed else unfit_sums(self.parts, self.client, self.derived)
+        return "" if self.terms.sums == "allow" else unfit_sums(self.parts, self.client)
 
     def _admit_sums(self) -> None:
         """Refuse sums of what shared weights compute, but for one set of them in a stage."""

@@ -49,6 +49,9 @@ class Contract:
     drift: NotNegative = 50.0  # largest relative distance from the first weights; 0: any
     gradient: NotNegative = 10.0  # largest norm of one row's gradient in a request; 0: any
     shown_rows: Literal["refuse", "allow"] = "refuse"  # updates that reveal a training row
+    unchecked_networks: Literal["refuse", "allow"] = (
+        "refuse"  # weights of networks that may give whole training rows away: no check covers them
+    )
     sums: Literal["refuse", "allow"] = "refuse"  # sums of products of fewer rows than columns
     repeats: NotNegativeInt = 0  # answers of a run that may come again with other weights
     rounds_in_all: AtLeastOne = 1000  # rounds of all runs on the same data, ever

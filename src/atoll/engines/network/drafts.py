@@ -12,6 +12,7 @@ from atoll.core.options import describe
 from atoll.core.plugins import is_foreign
 from atoll.engines.network import ranges
 from atoll.engines.network.contract import TELLING, Contract
+from atoll.engines.network.unchecked import kind_of, uncovered
 from atoll.runs.config import RunConfig
 
 __all__ = ["drafted_contract", "drafted_file", "epochs_of_round", "written"]
@@ -35,6 +36,7 @@ def drafted_contract(run: RunConfig) -> Contract:
         plugins=_plugins(run),
         replacements=(run.replace,) if run.replace else (),
         move=_move(run),
+        unchecked_networks="allow" if uncovered(run, kind_of(run)) else "refuse",
         rounds_in_all=rounds,
         epochs_in_all=rounds * epochs + AGAIN * int(run.method.get("pretrain_epochs", 0)),
         answers_in_all=_answers(run, rounds),
@@ -90,11 +92,12 @@ def drafted_file(run: RunConfig | None, store: str = "../store") -> str:
 def written(terms: Contract) -> str:
     """A contract as the table of a site's file, each term with its remark."""
     remarks = {option.name: option.remark for option in describe(Contract)}
-    lines = [
-        f"{field.name} = {_value(getattr(terms, field.name))}  # {remarks[field.name]}"
-        for field in dataclasses.fields(Contract)
-        if field.name != "options"
-    ]
+    lines = list[str]()
+    for field in dataclasses.fields(Contract):
+        if field.name != "options":
+            value = getattr(terms, field.name)
+            lines += UNCHECKED if (field.name, value) == ("unchecked_networks", "allow") else ()
+            lines.append(f"{field.name} = {_value(value)}  # {remarks[field.name]}")
     head = "[contract]  # what this site allows; everything else is refused"
     return "\n".join([head, *lines, *_options(terms.options)]) + "\n"
 
@@ -122,6 +125,10 @@ def _key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z_]+", name) else json.dumps(name)
 
 
+UNCHECKED = (
+    "# The run needs the next line. No check looks for single rows in its network, so a dishonest",
+    '# coordinator can read whole training rows off updates. "refuse" does not take part.',
+)
 HEAD = """\
 # This site's own file. Paths are meant from the folder that this file is in.
 store = "STORE"  # models, checkpoints, the log of what left; never sent, never in the kit

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from atoll.core.errors import UserError, printable
+from atoll.core.errors import BadMessageError, UserError, printable
 from atoll.core.federation import SERVER, Moment, actions, answer
 from atoll.core.messages import Empty, Packet, Tensors, pack, unpack
 from atoll.core.record import Snapshot, disk_errors, write_whole
@@ -49,6 +49,7 @@ from atoll.engines.network.requests import COMPARE, LARGEST, Compare, Finish
 from atoll.engines.network.size import parameters
 from atoll.engines.network.steps import unfit
 from atoll.engines.network.stored import age, arrays_of, bytes_in, question_digest
+from atoll.engines.network.unchecked import kind_of, refused
 from atoll.learning.weights import copied, prefixed
 from atoll.runs.config import RunConfig, resolve
 from atoll.runs.parts import Parts, parts
@@ -58,6 +59,7 @@ __all__ = ["Gate", "log"]
 MOST_AT_ONCE = 4  # questions: one is answered, and asked again up to three times if it takes long
 KEPT = 2  # checkpoints that a site keeps: the server may have died before it wrote its own
 MOST_CONFIG = 1 << 20  # bytes of a run's config
+MOST_REASON = 300  # characters of a method's refusal in the log: it may quote the request
 log = logging.getLogger("atoll.site")
 BEFORE = Moment(0, 0, 1)
 
@@ -162,6 +164,7 @@ class Gate:
             arguments = (run_config, config, client, clients, plan)
             self._parts = self._on_own_table(*arguments) if own else parts(run_config)
             dataset, fingerprint = self._parts.dataset, self._parts.dataset.fingerprint
+            self._refuse("prepare", self._unchecked(run_config, dataset.kind))
             self._affordable(run_config, math.prod(dataset.x.shape[1:]), len(dataset.classes))
             if client not in self._parts.scenario.clients:
                 raise RefusedError(f"no client '{client[:80]}' in this run")
@@ -203,11 +206,14 @@ class Gate:
 
     @contextmanager
     def _refusals_logged(self, action: str) -> Iterator[None]:
-        """Log refusals that are raised within."""
+        """Log refusals that are raised within, those of the method too."""
         try:
             yield
         except RefusedError as error:
             self.egress.refused(self.run, action, str(error))
+            raise
+        except BadMessageError as error:
+            self.egress.refused(self.run, action, error.reason[:MOST_REASON])
             raise
 
     @property
@@ -232,11 +238,16 @@ class Gate:
             raise RefusedError("a run's name that is not 1 to 100 letters, digits, - and _")
         self.run = run
         self._refuse("prepare", ranges.violation(self.terms.options, run_config, self._own_options))
+        self._refuse("prepare", self._unchecked(run_config, kind_of(run_config)))
         self._data = data_key(run_config)
         self._affordable(run_config)
         if run_config.engine_options().threads:
             torch.set_num_threads(run_config.engine_options().threads)
         return run_config
+
+    def _unchecked(self, config: RunConfig, kind: str) -> str:
+        """Why the weights of a run may not leave, which no check for single rows covers."""
+        return "" if self.terms.unchecked_networks == "allow" else refused(config, kind)
 
     @property
     def _own_options(self) -> set[str]:

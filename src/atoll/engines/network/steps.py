@@ -6,8 +6,8 @@ from typing import Any
 from atoll import methods
 from atoll.core.annotations import Update, marked
 from atoll.core.federation import actions, kinds
+from atoll.core.method import Method
 from atoll.engines.network.contract import Contract
-from atoll.engines.network.mixture import own_share
 from atoll.learning.models import Architecture
 from atoll.runs.config import RunConfig
 from atoll.runs.parts import Parts
@@ -56,7 +56,7 @@ def unfit(parts: Parts, client: str, terms: Contract) -> str:
     It is known before the first round, by the rows of each stage, the batch size and the epochs.
     A method that adds rows to those of later stages is refused by its first stage alone.
     """
-    options = parts.config.options()
+    options, method = parts.config.options(), methods.load(str(parts.config.method["name"]))
     setting = _batch_and_epochs(options, parts.scenario.clients.index(client))
     if setting is None or not sends_updates(str(parts.config.method["name"])):
         return ""
@@ -65,19 +65,21 @@ def unfit(parts: Parts, client: str, terms: Contract) -> str:
         stage: len(holding.train) for stage, holding in enumerate(parts.scenario.holdings[client])
     }
     stages = [stage for stage, rows in counts.items() if rows]
-    stages = stages[:1] if hasattr(options, "share") else stages
+    stages = stages[:1] if method.own_share else stages
     for stage in stages:
         reason = shortfall(_sizes(counts[stage], setting[0], merges), setting[1], terms)
         if reason:
             remedy = _remedy([counts[stage] for stage in stages], *setting, terms, merges)
             return f"{reason}, at stage {stage + 1} of {counts[stage]} rows{remedy}"
-    return _diluted(options, list(counts.values()), setting[0], terms)
+    return _diluted(method, options, list(counts.values()), terms) if method.own_share else ""
 
 
-def _diluted(options: Any, counts: list[int], batch: int, terms: Contract) -> str:
+def _diluted(method: Method, options: Any, counts: list[int], terms: Contract) -> str:
     """In which later stage steps have too few own rows beside those that a method adds."""
+    assert method.own_share is not None  # the caller has looked
+    batch = options.batch
     for stage, rows in enumerate(counts):
-        own = int(batch * own_share(options, rows, sum(counts[:stage])))
+        own = int(batch * method.own_share(options, rows, sum(counts[:stage]))) if rows else 0
         if rows and own < min(terms.step_rows, batch):
             what = f"{own} own rows in a step beside others; the contract wants at least"
             remedy = "a larger method.batch, or fewer rows beside them, fits here"

@@ -12,7 +12,6 @@ from torch import Tensor
 from atoll import methods
 from atoll.core.annotations import RowSums, marked
 from atoll.core.federation import Moment, actions, kinds
-from atoll.core.messages import Tensors
 from atoll.runs.parts import Parts
 
 __all__ = ["sends_sums", "too_few", "unfit_sums"]
@@ -40,17 +39,13 @@ def too_few(reply: Any, moment: Moment, rows: Callable[[int], int]) -> str:
     return ""
 
 
-def unfit_sums(parts: Parts, client: str, shared: Mapping[str, Tensors]) -> str:
-    """Why the sums of a network's inputs would be refused at the end of a stage; else empty."""
-    method = str(parts.config.method["name"])
-    matrices = [t for weights in shared.values() for t in weights.values() if t.dim() > 1]
-    if not sends_sums(method) or not matrices:
-        return ""
-    columns = max(matrix.shape[1] for matrix in matrices) + 1  # with a constant
-    floor = int(getattr(parts.config.options(), "floor", 1))
-    for stage, holding in enumerate(parts.scenario.holdings[client][:-1]):
-        if floor <= len(holding.train) < columns:
-            return f"{_reason(columns, len(holding.train))}, at stage {stage + 1}"
+def unfit_sums(parts: Parts, client: str) -> str:
+    """Why the sums of a stage would be refused later in this run; empty where they would not."""
+    summed = methods.load(str(parts.config.method["name"])).summed
+    stages = summed(parts.config.options(), parts.site(client)) if summed else ()
+    for stage, (columns, rows) in enumerate(stages):
+        if 0 < rows < columns:
+            return f"{_reason(columns, rows)}, at stage {stage + 1}"
     return ""
 
 

@@ -324,7 +324,8 @@ def own(folder: Path, **data: Any) -> Gate:
 
 def asked(**data: Any) -> str:
     given = {"files": ["a.csv", "b.csv"], "label": "diagnosis", **data}
-    return to_toml(resolve({"method": {"name": "fedavg"}, "data": given}, "test"))
+    values = {"method": {"name": "fedavg"}, "data": given, "model": {"widths": [8]}}
+    return to_toml(resolve(values, "test"))
 
 
 @pytest.mark.parametrize("column", ["name", "ssn"])

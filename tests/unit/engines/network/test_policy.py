@@ -365,7 +365,9 @@ def test_a_message_that_is_damaged_is_one_typed_error(tmp_path: Path) -> None:
     ):
         with pytest.raises(BadMessageError):
             made.handle(1, "fit", FIRST, wrong)
-    assert log(tmp_path) == []
+    written = log(tmp_path)
+    assert [line.words.partition(":")[0] for line in written] == ["refused 'fit'"] * 3
+    assert not any(line.bytes for line in written)
 
 
 @pytest.mark.parametrize(

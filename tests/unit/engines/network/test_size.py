@@ -20,7 +20,7 @@ from atoll.runs.execute import execute
 from atoll.runs.parts import parts
 from atoll.runs.result import Run
 
-TERMS = {"methods": ["fedavg"], "actions": ["check", "fit"]}
+TERMS: dict[str, Any] = {"methods": ["fedavg"], "actions": ["check", "fit"]}
 
 
 def config(method: str = "fedavg", **changes: object) -> RunConfig:
@@ -95,7 +95,8 @@ def test_a_network_that_is_too_large_is_refused_before_data_are_loaded(
 
     monkeypatch.setattr("atoll.engines.network.policy.parts", loaded)
     run = config(widths=[20_000, 20_000])
-    wide = {**TERMS, "options": {"fedavg": drafted(run)}}  # else its width alone is refused
+    wide = {**TERMS, "unchecked_networks": "allow"}  # else it is refused for its depth
+    wide["options"] = {"fedavg": drafted(run)}  # else its width alone is refused
     gate = Gate(SiteFile(store=str(tmp_path), contract=wide))
     with pytest.raises(RefusedError, match="a network of 400,080,001 parameters; 50,000,000 are"):
         gate.prepare("run-1", to_toml(run), "site-0")
