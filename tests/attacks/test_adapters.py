@@ -41,8 +41,9 @@ def reached_by_one(coordinator: Coordinator) -> Tensors:
     assert base["bias0"][unit] < 0
     for row in rows:
         direction = row - rows.mean(0)
-        second, highest = (rows @ direction).sort().values[-2:]
-        if float(row @ direction) == float(highest) and float(highest - second) > 0.01:
+        reach, order = (rows @ direction).sort()
+        second, highest = reach[-2:]
+        if torch.equal(rows[order[-1]], row) and float(highest - second) > 0.01:
             wanted = direction * -base["bias0"][unit] / ((highest + second) / 2)
             made["up/weight0"] = torch.zeros_like(made["up/weight0"])
             made["up/weight0"][unit, 0] = 1.0

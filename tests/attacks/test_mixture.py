@@ -53,8 +53,9 @@ def reached_by_one(weights: Tensors, candidates: Tensor, every: Tensor) -> Tenso
     """Weights whose first unit one of the candidates reaches, and no other row."""
     for row in candidates:
         direction = row - every.mean(0)
-        second, first = (every @ direction).sort().values[-2:]
-        if float(row @ direction) == float(first) and float(first - second) > 0.01:
+        reach, order = (every @ direction).sort()
+        second, first = reach[-2:]
+        if torch.equal(every[order[-1]], row) and float(first - second) > 0.01:
             made = {name: tensor.clone() for name, tensor in weights.items()}
             made["weight0"][0], made["bias0"][0] = direction, -(first + second) / 2
             return made
