@@ -103,7 +103,9 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             config = resolve(values_of(self.method, changes, Path(home)), self.method)
             folder = Path(home) / "run"
             execute(config, folder, engines.load(config.engine_options().name))
-            self._record = {path.name: path.read_bytes() for path in _needed(folder)}
+            self._record = {
+                path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()
+            }
         return self
 
     def predict(self, X: Any, sites: Any = None) -> Array:  # noqa: N803
@@ -199,11 +201,6 @@ def _site_tables(table: pa.Table, names: Array, codes: Array) -> dict[str, Any]:
         rows = np.flatnonzero(names == site)
         files[str(site)] = labeled.take(pa.array(rows))
     return {"files": files, "label": label, "keep": list(table.column_names)}
-
-
-def _needed(folder: Path) -> Iterator[Path]:
-    """The files of a record that a prediction reads."""
-    return (path for path in sorted(folder.iterdir()) if path.is_file())
 
 
 def _probabilities(folder: Path, site: str, table: pa.Table) -> Array:

@@ -40,7 +40,7 @@ from atoll.runs.sweep import Point, sweep
 if TYPE_CHECKING:
     from atoll.cluster.driver import ClusterSweep
 
-__all__ = ["Clock", "Ledger", "names", "run_key", "sizes_of"]
+__all__ = ["Clock", "Ledger", "names", "run_key"]
 
 Phase = Literal["tuning", "measured"]
 

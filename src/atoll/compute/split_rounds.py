@@ -21,7 +21,7 @@ from atoll.core.rng import Stream, permutations
 from atoll.jobs.split_round import Lent, SplitJob, SplitResult, Step, View, draws, viewed
 from atoll.learning.split import distance_gradient, dropout, guarded, rounded
 
-__all__ = ["WAYS", "SplitStack", "Way", "split_signature", "trial_key"]
+__all__ = ["WAYS", "SplitStack", "Way", "trial_key"]
 
 Way = Literal["each", "grouped", "unfolded"]  # how halves of one shape do their forward pass
 WAYS: tuple[Way, ...] = ("each", "grouped", "unfolded")

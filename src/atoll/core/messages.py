@@ -296,14 +296,11 @@ def _stacked_copy(tensors: Sequence[Tensor]) -> Tensor:
 
 def _with(message: Any, layout: Layout, tensors: Iterable[Tensor]) -> Any:
     """The message as `unpack` returns it, with these tensors; their names are sorted."""
-    values, rest = _values_of(message), iter(tensors)
+    values = {name: _copy(getattr(message, name)) for name in _plain(type(message))}
+    rest = iter(tensors)
     for name, keys in layout:
         values[name] = next(rest) if keys is None else {key: next(rest) for key, _ in keys}
     return type(message)(**values)
-
-
-def _values_of(message: Any) -> dict[str, Any]:
-    return {name: _copy(getattr(message, name)) for name in _plain(type(message))}
 
 
 def _copy(value: Any) -> Any:

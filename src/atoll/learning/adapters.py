@@ -25,7 +25,6 @@ from atoll.learning.weights import without
 __all__ = [
     "HIDDEN", "Layer", "adapted_layers", "class_mask", "draw_adapters", "first_past",
     "input_squares", "masked_loss", "merge_down", "merge_up", "merged", "output_layer",
-    "require_mlp",
 ]  # fmt: skip
 
 HIDDEN: Final = -1e4  # added to the logits of classes that the loss leaves out

@@ -44,7 +44,9 @@ class Frozen(nn.Module):
         kinds = {x.dtype for x in inputs if isinstance(x, Tensor) and x.is_floating_point()}
         # not state_dict(), whose detached copies torch.export cannot trace
         tensors = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
-        if not kinds or not any(_differs(tensor, kinds) for tensor in tensors.values()):
+        if not kinds or not any(
+            tensor.is_floating_point() and tensor.dtype not in kinds for tensor in tensors.values()
+        ):
             return layer(*inputs)
         kind = kinds.pop()
         cast = {n: t.to(kind) if t.is_floating_point() else t for n, t in tensors.items()}
@@ -60,10 +62,6 @@ class Frozen(nn.Module):
     def extra_repr(self) -> str:
         """What distinguishes two of them: the layer, and its values by their hash."""
         return f"{self.__dict__['layer']!r}, {self.digest}"
-
-
-def _differs(tensor: Tensor, kinds: set[torch.dtype]) -> bool:
-    return tensor.is_floating_point() and tensor.dtype not in kinds
 
 
 def digest(tensors: Any) -> str:

@@ -17,7 +17,6 @@ from atoll.report.units import size
 from atoll.runs.result import Run
 
 __all__ = [
-    "KINDS",
     "Departure",
     "Merged",
     "before_training",

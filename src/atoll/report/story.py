@@ -28,7 +28,7 @@ from atoll.report.units import percent, size
 from atoll.report.verdict import Card, GainPlot
 from atoll.report.withheld import without_withheld
 
-__all__ = ["Part", "Story", "mean_accuracy", "stories"]
+__all__ = ["Part", "Story", "stories"]
 
 SECTIONS = (domains.section, transfer.section, vertical.section)  # for groups of some methods
 

@@ -113,15 +113,11 @@ def _sentence(answer: Answer, unit: Unit) -> str:
     if gain is None:
         return f"Overall: {text}."
     interval = unit.interval(gain.low, gain.high)
+    over = "sites that are not withheld" if answer.withheld else "sites"
     return (
-        f"Overall: {text}. The mean gain over {_over(answer)} is {unit.difference(gain.gain)}, "
+        f"Overall: {text}. The mean gain over {over} is {unit.difference(gain.gain)}, "
         f"with a {100 * answer.level:g} % interval of {interval}."
     )
-
-
-def _over(answer: Answer) -> str:
-    """What every mean of an answer is over."""
-    return "sites that are not withheld" if answer.withheld else "sites"
 
 
 def _numbers(answer: Answer, unit: Unit) -> Iterable[tuple[str, str]]:

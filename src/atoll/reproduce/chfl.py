@@ -27,7 +27,7 @@ from atoll.runs.config import change, read
 from atoll.runs.loop import Progress
 from atoll.runs.result import Run
 
-__all__ = ["METHODS", "PAPER", "PRINTED", "RATES", "SETTINGS", "STUDIES", "Plan", "Setting"]
+__all__ = ["METHODS", "PAPER", "RATES", "STUDIES", "Plan", "Setting"]
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 NO_DATA = ("aloi", "helena")  # we had no file of these

@@ -6,7 +6,7 @@ from typing import Any
 
 from atoll.reproduce.measured import Measurement
 
-__all__ = ["costs", "seconds_of"]
+__all__ = ["costs"]
 
 
 def seconds_of(measurement: Measurement) -> float:

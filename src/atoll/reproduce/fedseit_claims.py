@@ -7,7 +7,7 @@ from atoll.reproduce.claims import Claim, Part, Series, above, mean_of, near
 from atoll.reproduce.margins import SIMILAR, SIZE
 from atoll.reproduce.measured import Measurement
 
-__all__ = ["Lookup", "claims", "orders", "relative", "series"]
+__all__ = ["claims", "orders", "relative", "series"]
 
 SETS = ("R8", "TMN", "TREC6", "TREC50", "SUBJ")
 STRENGTHS = ("1.0", "0.1")

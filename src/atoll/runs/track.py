@@ -16,7 +16,7 @@ from atoll.core.record import Event, Message, Round, Score
 from atoll.runs.config import RunConfig
 from atoll.runs.loop import Progress
 
-__all__ = ["TRACKERS", "Tracker", "known", "tracked", "values"]
+__all__ = ["Tracker", "known", "tracked", "values"]
 
 Say = Callable[[str], None]
 

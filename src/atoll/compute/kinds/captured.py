@@ -4,7 +4,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from atoll.compute import autotune, captured
@@ -135,7 +134,7 @@ def _public_captures(
     """Each job whose steps are proved; until there is a batch to follow they are not."""
     captures = []
     for id, job in jobs.items():
-        device = _device(job)
+        device = next(iter(job.weights.values())).device
         enabled = tuner.mode == "captured" or (tuner.mode == "auto" and available(device))
         key = job.key() if enabled and capturable(job) else None
         if key is None or (key not in tuner and job.follow is None):
@@ -188,10 +187,6 @@ def _seen(job: PublicJob, result: PublicResult) -> Seen:
 def _public_steps(job: PublicJob, steps: int) -> tuple[Mapping[str, Tensor], Seen]:
     """The plain step."""
     return job.weights, _seen(job, replace(job, waiting=None).run())
-
-
-def _device(job: PublicJob) -> torch.device:
-    return next(iter(job.weights.values())).device
 
 
 def _outputs(result: PublicResult) -> dict[str, Tensor]:

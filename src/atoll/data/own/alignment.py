@@ -126,7 +126,8 @@ class Spoke:
 
     def rows(self, common: bytes) -> Array:
         """The rows whose ids all have, in the order of the ids."""
-        salt, digests = _unpacked(common)
+        salt = common[:32]
+        digests = {common[start : start + 32] for start in range(32, len(common), 32)}
         here = [n for n, text in enumerate(self.ids) if _digest(salt, text) in digests]
         if len(here) != len(digests):
             raise UserError(
@@ -199,10 +200,6 @@ def _halves(kind: Any, message: bytes) -> list[Any]:
         part.encrypted_elements.extend(blinded[start : start + size])
         parts.append(part)
     return parts
-
-
-def _unpacked(common: bytes) -> tuple[bytes, set[bytes]]:
-    return common[:32], {common[start : start + 32] for start in range(32, len(common), 32)}
 
 
 def _ordered(ids: Sequence[str], rows: Sequence[int]) -> Array:

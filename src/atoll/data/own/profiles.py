@@ -435,7 +435,8 @@ def _add_rows(
             measured = name in rules.units or name in rules.dates
             typed = name in sheet.text_columns and not measured
             profile = profiles.setdefault(name, Profile(codes=typed))
-            profile.codes = profile.codes and _all_digits(column)
+            digits = pc.all(pc.match_substring_regex(column, "^[0-9]+$"), min_count=0)
+            profile.codes = profile.codes and bool(digits.as_py())
             profile.add(column, labels, rows, sheet)
 
 
@@ -451,7 +452,3 @@ def _add_arrivals(
         for name, column in zip(rows.schema.names, rows.columns, strict=True):
             if column.null_count < len(column):
                 arrival.columns.add(name)
-
-
-def _all_digits(text: pa.Array) -> bool:
-    return bool(pc.all(pc.match_substring_regex(text, "^[0-9]+$"), min_count=0).as_py())

@@ -19,8 +19,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from atoll.core.errors import UserError
 
 __all__ = [
-    "CLIENT",
-    "SERVER",
     "Signer",
     "common_name",
     "fingerprint",

@@ -15,10 +15,8 @@ from typing import Any, Literal
 
 __all__ = [
     "ACK",
-    "CHILD_TOPICS",
     "DATA",
     "ERROR",
-    "HANDLERS",
     "JOB",
     "PROCESSES",
     "REFUSED_HANDLERS",

@@ -27,7 +27,7 @@ from atoll.engines.network.deny import Route
 from atoll.engines.network.listed import Listed
 from atoll.engines.network.notices import Notices
 
-__all__ = ["SECOND", "Presence", "answer_beside", "certificate_name"]
+__all__ = ["Presence", "answer_beside", "certificate_name"]
 
 SECOND = "a site of this name is connected already"
 AGAIN_SECONDS = 600.0  # after which the same notice is written again
