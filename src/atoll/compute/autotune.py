@@ -41,8 +41,8 @@ def proved(kind: Kind, work: str, jobs: Sequence[Any], way: str = "") -> Choice:
     error = min(verdict.difference, FAR)
     if not verdict.way:
         return Choice(work, len(jobs), "loop", verdict.reason, error, TOLERANCE)
-    named = "" if verdict.way == "captured" else verdict.way
-    choice = Choice(work, len(jobs), mode, kind.reason, error, TOLERANCE, way=named)
+    stacked_way = "" if verdict.way == "captured" else verdict.way
+    choice = Choice(work, len(jobs), mode, kind.reason, error, TOLERANCE, way=stacked_way)
     return replace(choice, rounding=verdict.rounding)
 
 
@@ -103,8 +103,8 @@ class Tuner:
         """
         self.mode, self.folder, self.rules = mode, folder, rules
         self.parts, self.rounds = parts, rounds
-        known = choices(folder) if folder else {}
-        self.choices = {n: c for n, c in known.items() if not n.startswith(UNRESOLVED)}
+        stored = choices(folder) if folder else {}
+        self.choices = {n: c for n, c in stored.items() if not n.startswith(UNRESOLVED)}
         self._decided: dict[Hashable, str] = {}
 
     def __getitem__(self, about: Hashable) -> Choice:
@@ -144,26 +144,26 @@ class Tuner:
         """Decide by a proof alone where the mode asks for it, else by the rules."""
         if subject.about in self:
             return self[subject.about]
-        named = self.key(subject.cached, subject.device)
+        key = self.key(subject.cached, subject.device)
         if self.mode == subject.kind.mode(jobs):
-            return self.decide(subject.about, named, lambda: proved(*subject.work, jobs))
+            return self.decide(subject.about, key, lambda: proved(*subject.work, jobs))
         find = lambda: tune(self.rules, *subject.work, jobs)  # noqa: E731
-        return self.decide(subject.about, named, lambda: remembered(named, find))
+        return self.decide(subject.about, key, lambda: remembered(key, find))
 
     def proved(self, subject: Subject, jobs: Sequence[Any]) -> Choice:
         """Decide by a proof alone, in any mode."""
         if subject.about in self:
             return self[subject.about]
-        named = cache_key(subject.cached, subject.device)
+        key = cache_key(subject.cached, subject.device)
         find = lambda: proved(*subject.work, jobs)  # noqa: E731
-        return self.decide(subject.about, named, lambda: remembered(named, find))
+        return self.decide(subject.about, key, lambda: remembered(key, find))
 
-    def decide(self, about: Hashable, named: Key, find: Callable[[], Choice]) -> Choice:
+    def decide(self, about: Hashable, key: Key, find: Callable[[], Choice]) -> Choice:
         """The known choice of this name, else the result of `find`."""
         if about not in self:
-            if named.name not in self.choices:
-                self.note(named.name, find())
-            self._decided[about] = named.name
+            if key.name not in self.choices:
+                self.note(key.name, find())
+            self._decided[about] = key.name
         return self[about]
 
     def refuse(self, job: Any, reason: str) -> None:

@@ -68,9 +68,9 @@ def load(
             continue
         if any(one is None for one in new):
             buffer.whole.zero_()
-        there = [(p, one) for p, one in zip(buffer.places, new, strict=True) if one is not None]
-        places += [place for place, _ in there]
-        tensors += [one for _, one in there]
+        pairs = [(p, one) for p, one in zip(buffer.places, new, strict=True) if one is not None]
+        places += [place for place, _ in pairs]
+        tensors += [one for _, one in pairs]
     if places:
         torch._foreach_copy_(places, tensors)
 

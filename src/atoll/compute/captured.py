@@ -59,7 +59,7 @@ class Captured:
             n: torch.zeros((self.replicas, n), dtype=torch.int64, device=self.device) for n in sizes
         }
         self.graphs: dict[int, Any] = {}
-        self.taken = dict.fromkeys(sizes, 0)  # eager steps of each size
+        self.eager_steps = dict.fromkeys(sizes, 0)  # by size
         self.lane = lane or Lane(self.device)
 
     def fits(self, jobs: Sequence[TrainJob]) -> bool:
@@ -122,8 +122,8 @@ class Captured:
         """Copy the jobs' values into the buffers."""
         into(self.weights, {n: self._joined([j.weights[n] for j in jobs]) for n in self.weights})
         rows = self._end_to_end(jobs)
-        for mine, source in zip(_tensors(self.rows), _tensors(rows), strict=True):
-            mine.copy_(source)
+        for buffer, source in zip(_tensors(self.rows), _tensors(rows), strict=True):
+            buffer.copy_(source)
         moments = {n: self._joined([j.moments[n] for j in jobs]) for n in jobs[0].moments}
         for memory in self.memory:
             memory.load(moments)
@@ -135,8 +135,8 @@ class Captured:
             self.graphs[size].replay()
             return
         self._step(size)
-        self.taken[size] += 1
-        if self.lane.captures and self.taken[size] >= EAGER:
+        self.eager_steps[size] += 1
+        if self.lane.captures and self.eager_steps[size] >= EAGER:
             self.graphs[size] = self.lane.captured(partial(self._step, size))
             torch.cuda.empty_cache()  # what the steps before took beside the graphs' own memory
 
@@ -204,7 +204,7 @@ def _sent(
     }
     while running:
         for i in list(running):
-            with pairs[i][0].lane.here():
+            with pairs[i][0].lane.on_stream():
                 if next(running[i], END) is END:
                     del running[i]
     for one, _ in pairs:

@@ -138,7 +138,7 @@ class EarlyStoppedStack:
         course = stepped(self.course, self._loss(), self.rule)
         if self.rule.fresh:
             unchanged = (course[:, RATE] == self.course[:, RATE]).double()
-            self.optimiser.taken.mul_(unchanged)
+            self.optimiser.steps.mul_(unchanged)
             for buffer in self.optimiser.buffers.values():
                 shape = (-1, *[1] * (buffer.whole.dim() - 1))
                 buffer.whole.mul_(unchanged.to(buffer.whole.dtype).view(shape))

@@ -116,24 +116,24 @@ class _Halves:
 
     def forward(self, rows: Tensor, step: Tensor, views: Sequence[View]) -> Tensor:
         """The embeddings that clients send: (runs, batch) -> (runs, clients, batch, width)."""
-        taken = rows.repeat_interleave(self.count, 0)
+        indices = rows.repeat_interleave(self.count, 0)
         if self.one.still:
-            embedding = torch.cat([table[self.members, taken] for table in self.now], 1)
+            embedding = torch.cat([table[self.members, indices] for table in self.now], 1)
         else:
-            x = viewed(self.x[self.members, taken], views, 1)
+            x = viewed(self.x[self.members, indices], views, 1)
             embedding = self._embed(self.leaves, x)
         if self.one.dropped:
             keys = self.keys.index_select(0, step.view(1))[0]
             shape = tuple(embedding.shape[1:])
             masks = [dropout(self.one.dropped, shape, key, embedding) for key in keys.unbind()]
             embedding = embedding * torch.stack([mask for mask in masks if mask is not None])
-        self.graph = (embedding, taken)
+        self.graph = (embedding, indices)
         return self._apart(rounded(embedding.detach(), self.one.digits))
 
     def reference(self, rows: Tensor) -> Tensor:
         """The embeddings by the reference weights, as clients send them."""
-        taken = rows.repeat_interleave(self.count, 0)
-        parts = [table[self.members, taken] for table in self.past]
+        indices = rows.repeat_interleave(self.count, 0)
+        parts = [table[self.members, indices] for table in self.past]
         return self._apart(rounded(torch.cat(parts, 1), self.one.digits))
 
     def _apart(self, embedding: Tensor) -> Tensor:
@@ -144,10 +144,10 @@ class _Halves:
         if self.one.still:
             return
         assert self.graph is not None  # forward() comes first
-        embedding, taken = self.graph
+        embedding, indices = self.graph
         gradient = gradient.flatten(0, 1)
         if self.one.penalty and self.past:
-            past = torch.cat([table[self.members, taken] for table in self.past], 1)
+            past = torch.cat([table[self.members, indices] for table in self.past], 1)
             gradient = gradient + self.one.penalty * distance_gradient(embedding.detach(), past)
         gradients = torch.autograd.grad(embedding, list(self.leaves.values()), gradient)
         with torch.no_grad():
@@ -245,8 +245,8 @@ class SplitStack:
         run = probe.member
         weights = {f"top/{n}": w[run] for n, w in self.weights.items()}
         for number, group in enumerate(self.groups):
-            mine = slice(run * group.count, (run + 1) * group.count)
-            weights |= {f"{number}/{n}": w[mine] for n, w in group.weights.items()}
+            members = slice(run * group.count, (run + 1) * group.count)
+            weights |= {f"{number}/{n}": w[members] for n, w in group.weights.items()}
         probe.take(weights, {n: total[run] for n, total in self.totals.items()})
 
     def _load(self, jobs: Sequence[SplitJob]) -> None:
@@ -285,7 +285,7 @@ class SplitStack:
             self._step(size)
         else:
             self.lane.open()
-            with self.lane.here():
+            with self.lane.on_stream():
                 self._step(size)
             self.lane.close()
             self.eager[size] = self.eager.get(size, 0) + 1

@@ -186,13 +186,13 @@ def begin(
     client: Any, action: str, moment: Moment, packet: Packet, observer: Observer | None = None
 ) -> Working[Any]:
     """The client's half of an exchange: yields jobs, returns the reply."""
-    known = actions(type(client))
-    if action not in known:
+    available = actions(type(client))
+    if action not in available:
         raise BadMessageError(SERVER, f"{action[:80]!r} is not an action of this method")
-    request: Any = unpack(packet, kinds(known[action])[0], SERVER)
+    request: Any = unpack(packet, kinds(available[action])[0], SERVER)
     if observer:
         observer.on_request(request)
-    reply = known[action](client, request, moment)
+    reply = available[action](client, request, moment)
     if inspect.isgenerator(reply):
         reply = yield from reply
     return reply
@@ -412,8 +412,8 @@ class Clients:
     @property
     def present(self) -> Sequence[ClientId]:
         """The clients that the engine knows to be present."""
-        there = getattr(self.transport, "present", None)
-        return self.ids if there is None else [id for id in self.ids if id in there]
+        present = getattr(self.transport, "present", None)
+        return self.ids if present is None else [id for id in self.ids if id in present]
 
     def _miss(self, id: ClientId, action: str, sampled: int, answers: int) -> None:
         """Record that a client did not answer, or end the run if it needs the client.
@@ -449,8 +449,8 @@ class Clients:
     @property
     def traffic(self) -> list[Message]:
         """The ledger of this moment: messages with sender, receiver, count and bytes."""
-        here = self.moment.stage, self.moment.round
-        return [Message(*here, *what, *_summed(amounts)) for what, amounts in self.sent.items()]
+        place = self.moment.stage, self.moment.round
+        return [Message(*place, *what, *_summed(amounts)) for what, amounts in self.sent.items()]
 
     @property
     def absences(self) -> list[Absence]:
@@ -538,10 +538,10 @@ def _plausible(id: ClientId, reply: Checked) -> None:
 def _other_variants(replies: Mapping[ClientId, Checked]) -> dict[ClientId, BadMessageError]:
     """The clients that name other variants than most do."""
     variants = {id: (bool(r.errors), frozenset(r.errors or r.correct)) for id, r in replies.items()}
-    named = Counter(variants.values())
-    usual = max(named, key=named.__getitem__, default=None)  # the first where two are equal
+    counts = Counter(variants.values())
+    usual = max(counts, key=counts.__getitem__, default=None)  # the first where two are equal
     reason = "its variants are not those of the other clients"
-    return {id: BadMessageError(id, reason) for id, mine in variants.items() if mine != usual}
+    return {id: BadMessageError(id, reason) for id, variant in variants.items() if variant != usual}
 
 
 def possible(hits: Mapping[str, float], rows: int, sender: ClientId) -> None:

@@ -84,14 +84,14 @@ class Integrity:
 
     def check(self, path: Path, content: bytes) -> None:
         """Refuse a content that is not the one that the run wrote."""
-        known = self.files.get(path.name)
-        if known is None:
+        extent = self.files.get(path.name)
+        if extent is None:
             return
         grows = not self.final and path.name in GROWING
-        covered = content[: known.length] if grows else content
-        if len(covered) < known.length:
+        covered = content[: extent.length] if grows else content
+        if len(covered) < extent.length:
             raise UserError("a file of the record is shorter than it was", str(path), REMEDY)
-        if Extent.of(covered) != known:
+        if Extent.of(covered) != extent:
             raise UserError("a file of the record was changed after the run", str(path), REMEDY)
 
     def read(self, path: Path, optional: bool = False) -> bytes | None:
@@ -152,9 +152,9 @@ def read_digests(folder: Path) -> Integrity:
     return integrity
 
 
-def write_digests(folder: Path, known: Mapping[str, Extent]) -> None:
-    """Write digests.json: `known` extents, and those of the run's other files as they are now."""
-    files = dict(known)
+def write_digests(folder: Path, extents: Mapping[str, Extent]) -> None:
+    """Write digests.json: `extents` extents, and those of the run's other files as they are now."""
+    files = dict(extents)
     for name in (*GROWING, *STATIC, *FINAL):
         path = folder / name
         if name not in files and path.exists():

@@ -89,7 +89,7 @@ class Settled:
     frozen: float  # share of the client's entries that were frozen in it
 
 
-class How(NamedTuple):
+class LossConfig(NamedTuple):
     """The constants of the terms of a stage."""
 
     network: Architecture
@@ -100,21 +100,23 @@ class How(NamedTuple):
 
 
 def terms(
-    how: How, weights: Mapping[str, Tensor], constants: Mapping[str, Tensor], step: Step
+    config: LossConfig, weights: Mapping[str, Tensor], constants: Mapping[str, Tensor], step: Step
 ) -> dict[str, Tensor]:
     """L_CE on the batch, L_A on noisy old or L_F on mixed prototypes; only L_CE reaches clients."""
 
     def entropy(rows: Tensor, labels: Tensor) -> Tensor:
-        logits = vertical.masked_logits(how.network, weights, rows, constants["seen"], how.masked)
+        logits = vertical.masked_logits(
+            config.network, weights, rows, constants["seen"], config.masked
+        )
         return vertical.label_loss(logits, labels, constants.get("class_weight"))
 
     y, parts = step.y, {"ce": entropy(step.joint, step.y)}
-    if how.replay == "f":
+    if config.replay == "f":
         parts["f"] = entropy(constants["mixed"][y], y)
-    elif how.replay == "a":
+    elif config.replay == "a":
         labels = constants["old"][:, None].expand(-1, len(y)).flatten()  # B copies of each
-        rows = moved(constants["means"], constants["lambda_gamma"], how.drift, step)
-        parts["a"] = entropy(noisy(rows[labels], how.noise, draws(step.key, 1)), labels)
+        rows = moved(constants["means"], constants["lambda_gamma"], config.drift, step)
+        parts["a"] = entropy(noisy(rows[labels], config.noise, draws(step.key, 1)), labels)
     total = torch.stack([constants[f"lambda_{name}"] * term for name, term in parts.items()]).sum()
     return {"loss": total, **{f"loss_{name}": term for name, term in parts.items()}}
 
@@ -208,7 +210,7 @@ class Server:
         self.head = vertical.Head(options, site, (Client.embed, Client.learn))
         like, classes = next(iter(self.head.weights.values())), len(site.classes)
         self.mixes = site.by_columns and not site.regression and options.lambda_f > 0  # prototypes
-        self.known = torch.zeros_like(self.head.seen)  # which classes have a prototype
+        self.learned = torch.zeros_like(self.head.seen)  # which classes have a prototype
         self.means = like.new_zeros((classes, options.width))  # mu_g, the list L_g
         self.mixed = torch.zeros_like(self.means)  # mu_bar of the round: columns by stage
         self.received = torch.zeros_like(self.means)  # mu_t of the last round, with `stream`
@@ -232,18 +234,18 @@ class Server:
         """Eq. 5 with the class means as they are now, or as they came in the last round."""
         last = self.options.stream and moment.round > 0
         means, counts = (self.received, self.arrived) if last else self._means(clients, moment)
-        return knowledge.evolved(self.means, self.known, means, counts, self.options.beta)
+        return knowledge.evolved(self.means, self.learned, means, counts, self.options.beta)
 
     def _means(self, clients: Clients, moment: Moment) -> tuple[Tensor, Tensor]:
         """Eq. 2: the class means of the stage's training rows."""
-        return knowledge.class_means(*self.head.training_rows(clients, moment), len(self.known))
+        return knowledge.class_means(*self.head.training_rows(clients, moment), len(self.learned))
 
     def _train(self, clients: Clients, moment: Moment) -> dict[str, float]:
         """The steps of a round; the mean loss and its terms."""
         job = self._job(moment)
         result = self.head.train(clients, job)
         if job.class_sums:
-            self.arrived = torch.bincount(job.y, minlength=len(self.known))
+            self.arrived = torch.bincount(job.y, minlength=len(self.learned))
             passed = (self.arrived * self.options.epochs).clamp(min=1)[:, None]
             self.received = (result.sums / passed).to(self.means)
         rows = self.options.epochs * len(job.y)
@@ -255,7 +257,7 @@ class Server:
         return self.head.job(
             *(moment, self._loss(moment), self._constants(moment)),
             sends_before=options.gamma > 0 and moment.stage > 0 and not by_columns,
-            class_sums=len(self.known) if self.mixes and options.stream else 0,
+            class_sums=len(self.learned) if self.mixes and options.stream else 0,
         )
 
     def _loss(self, moment: Moment) -> partial[dict[str, Tensor]]:
@@ -267,7 +269,7 @@ class Server:
             replay = "a"
         drift = options.drift if options.gamma else ""
         masked, noise = options.seen_mask, options.prototype_noise
-        return partial(terms, How(self.head.network, replay, masked, noise, drift))
+        return partial(terms, LossConfig(self.head.network, replay, masked, noise, drift))
 
     def _constants(self, moment: Moment) -> Tensors:
         """The constants of a round that the terms read."""
@@ -280,7 +282,7 @@ class Server:
 
     def _old(self, moment: Moment) -> Tensor:
         """Classes with a prototype but without rows at the stage (O)."""
-        return torch.nonzero(self.known & (self.head.class_counts(moment) == 0)).flatten()
+        return torch.nonzero(self.learned & (self.head.class_counts(moment) == 0)).flatten()
 
     def _end(self, clients: Clients, moment: Moment) -> dict[str, float]:
         """d.4: prototypes by eq. 5, Fisher diagonals, and the frozen share of each client."""
@@ -293,11 +295,11 @@ class Server:
     def _evolve(self, clients: Clients, moment: Moment) -> dict[str, float]:
         """Eq. 5: prototypes after a stage, and how far it moved them; numbers have none."""
         means, counts = self._means(clients, moment)
-        evolution = knowledge.evolved(self.means, self.known, means, counts, self.options.beta)
+        evolution = knowledge.evolved(self.means, self.learned, means, counts, self.options.beta)
         moved = (evolution - self.means).norm(dim=-1)
-        both = torch.nonzero(self.known & (counts > 0)).flatten().tolist()
+        both = torch.nonzero(self.learned & (counts > 0)).flatten().tolist()
         self._moved = {str(self.site.classes[kind]): float(moved[kind]) for kind in both}
-        self.means, self.known = evolution, self.known | (counts > 0)
+        self.means, self.learned = evolution, self.learned | (counts > 0)
         return {f"moved class {kind}": float(moved[kind]) for kind in both}
 
     def _measure(self, clients: Clients, moment: Moment) -> None:
@@ -335,10 +337,10 @@ class Server:
 
     def snapshot(self, moment: Moment) -> list[Snapshot]:
         """Prototypes, some test embeddings, and how far the stage moved prototypes."""
-        known = torch.nonzero(self.known).flatten()
+        classes = torch.nonzero(self.learned).flatten()
         tested = map(torch.cat, zip(*self._tested, strict=True))
         return [
-            embeddings_snapshot(self.site, moment, "prototypes", self.means[known], known),
+            embeddings_snapshot(self.site, moment, "prototypes", self.means[classes], classes),
             embeddings_snapshot(self.site, moment, "embeddings", *tested),
             *moved_snapshots(moment, self._moved),
         ]

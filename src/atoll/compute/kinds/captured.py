@@ -14,7 +14,7 @@ from atoll.compute.choice import Choice
 from atoll.compute.deterministic import EQUAL
 from atoll.compute.graphs import available
 from atoll.compute.kinds.train import TRAIN, damped, exact_work
-from atoll.compute.perturb import Draw, named, perturbed, stream_of, tiled, typed
+from atoll.compute.perturb import Draw, flattened, perturbed, stream_of, tiled, typed
 from atoll.compute.probe import Probe, Seen
 from atoll.compute.public_steps import CapturedStep, capturable, stepped
 from atoll.jobs.public_step import PublicJob, PublicResult
@@ -168,7 +168,7 @@ def _public_exact(job: PublicJob, number: int, draw: Draw) -> PublicJob:
         weights=perturbed(job.weights, stream.child("weights"), draw, frozenset(job.moves)),
         constants=perturbed(job.constants, stream.child("given"), draw, frozenset(job.constants)),
         images=lambda step: typed(job.images(step), draw),
-        how=damped(job.how),
+        optimiser=damped(job.optimiser),
         answer=job.follow,
         waiting=None,
     )
@@ -207,8 +207,8 @@ PUBLIC = Kind(
     "equal",
     _public_exact,
     candidates=lambda way: [Candidate("captured", _public_in_buffers)],
-    values=lambda result: named(weights=result.weights, outputs=_outputs(result)),
-    start=lambda job: named(weights={name: job.weights[name] for name in job.moves}),
+    values=lambda result: flattened(weights=result.weights, outputs=_outputs(result)),
+    start=lambda job: flattened(weights={name: job.weights[name] for name in job.moves}),
     first_steps=_public_steps,
     seen=_seen,
     mode=lambda jobs: "captured",

@@ -15,7 +15,7 @@ from atoll.compute.cache import cache_key
 from atoll.compute.choice import Choice
 from atoll.compute.choice_files import remembered
 from atoll.compute.deterministic import EQUAL, FIXED
-from atoll.compute.perturb import Draw, named, perturbed, stream_of, typed
+from atoll.compute.perturb import Draw, flattened, perturbed, stream_of, typed
 from atoll.compute.probe import Probe, Seen
 from atoll.compute.split_rounds import WAYS, SplitStack, Way, trial_key
 from atoll.core.rng import Stream
@@ -80,13 +80,13 @@ def _values(result: SplitResult) -> dict[str, Tensor]:
     """The weights of all halves, losses and sums."""
     totals = {n: torch.tensor(x, dtype=torch.float64) for n, x in result.totals.items()}
     halves = {f"{i}/{n}": t for i, half in enumerate(result.halves) for n, t in half.items()}
-    return named(weights=result.weights, halves=halves, totals=totals, sums={"": result.sums})
+    return flattened(weights=result.weights, halves=halves, totals=totals, sums={"": result.sums})
 
 
 def _start(job: SplitJob) -> dict[str, Tensor]:
     """The weights of all halves."""
     halves = {f"{i}/{n}": t for i, one in enumerate(job.lent) for n, t in one.weights.items()}
-    return named(weights=job.weights, halves=halves)
+    return flattened(weights=job.weights, halves=halves)
 
 
 def _first_steps(job: SplitJob, steps: int) -> tuple[Mapping[str, Tensor], Seen]:
