@@ -118,15 +118,15 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         table, names = self._table(X, sites)
         result = np.empty((len(table), len(self.classes_)))
-        known = np.zeros(len(table), dtype=bool)
+        predicted = np.zeros(len(table), dtype=bool)
         with _value_errors(), self._objects(), TemporaryDirectory() as home:
             folder = self._unpacked(Path(home))
             for site in self.sites_ if names is not None else ():
                 rows = np.flatnonzero(names == site)
-                known[rows] = True
+                predicted[rows] = True
                 if len(rows):
                     result[rows] = _probabilities(folder, site, table.take(pa.array(rows)))
-            others = np.flatnonzero(~known)
+            others = np.flatnonzero(~predicted)
             if len(others):
                 part = table.take(pa.array(others))
                 result[others] = np.mean([_probabilities(folder, s, part) for s in self.sites_], 0)

@@ -107,8 +107,8 @@ class Result:
             means[variant] = {}
             for name in self.runs[0].metrics[variant]:
                 values = [run.metrics[variant][name] for run in self.runs if variant in run.metrics]
-                there = [value for value in values if math.isfinite(value)]
-                means[variant][name] = spread(there)[0] if there else math.nan
+                finite = [value for value in values if math.isfinite(value)]
+                means[variant][name] = spread(finite)[0] if finite else math.nan
         return means
 
     @property

@@ -291,8 +291,8 @@ def reproduce_command(
 
 def _refuse_on(on: str, flags: dict[str, bool]) -> None:
     """Refuse a cluster beside flags that use none."""
-    for flag, given in flags.items():
-        if on and given:
+    for flag, is_set in flags.items():
+        if on and is_set:
             raise UserError(f"{flag} does not run on a cluster", flag, "leave --on out")
 
 

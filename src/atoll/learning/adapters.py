@@ -132,8 +132,8 @@ def weighted_squares(squares: Sequence[Tensor], by_site: Sequence[float]) -> lis
     Squares decide how much a site counts, so their sum is at most LIMIT times the median.
     """
     totals = torch.stack([one.sum() for one in squares])
-    there = totals[totals > 0]
-    limit = LIMIT * there.median() if len(there) else totals.new_ones(())
+    positive = totals[totals > 0]
+    limit = LIMIT * positive.median() if len(positive) else totals.new_ones(())
     factors = (limit / totals.clamp(min=torch.finfo(totals.dtype).tiny)).clamp(max=1)
     whole = sum(by_site) / len(by_site)
     shares = [weight / whole for weight in by_site]

@@ -191,10 +191,10 @@ def _evaluate(model: nn.Module, name: str, shape: Shape, classes: int) -> None:
 
 def _freeze_layers(model: nn.Module, names: Sequence[str]) -> None:
     """Freeze the layers of these names, and those whose parameters need no gradient."""
-    known = [name for name, _ in model.named_modules() if name]
+    layers = [name for name, _ in model.named_modules() if name]
     for name in names:
-        if name not in known:
-            raise UserError(f"no layer '{name}' to freeze", "model.frozen", nearest(name, known))
+        if name not in layers:
+            raise UserError(f"no layer '{name}' to freeze", "model.frozen", nearest(name, layers))
     _freeze_below(model, names, "")
     parts = [name for name, one in model.named_parameters() if not one.requires_grad]
     if parts:

@@ -240,8 +240,8 @@ class LeNet(nn.Module):
     @property
     def layers(self) -> dict[str, Shape]:
         """The shape of every layer below the head."""
-        named = ("conv1", "conv2", "full1", "full2")
-        return {name: tuple(getattr(self, name).weight.shape) for name in named}
+        names = ("conv1", "conv2", "full1", "full2")
+        return {name: tuple(getattr(self, name).weight.shape) for name in names}
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits."""
@@ -338,5 +338,5 @@ def _first(layer: nn.Module, own: str, tensor: Tensor, stream: Stream) -> Tensor
 
 
 def _uniform(tensor: Tensor, bound: float, stream: Stream) -> Tensor:
-    drawn = stream.numpy().random(tuple(tensor.shape), dtype="float32")
-    return torch.from_numpy(drawn) * (2 * bound) - bound
+    values = stream.numpy().random(tuple(tensor.shape), dtype="float32")
+    return torch.from_numpy(values) * (2 * bound) - bound

@@ -64,10 +64,10 @@ class Part:
     @property
     def pictures(self) -> list[Picture]:
         """Every figure of the group."""
-        drawn = [self.heat, *(self.attributed.pictures if self.attributed else [])]
+        pictures = [self.heat, *(self.attributed.pictures if self.attributed else [])]
         for section in [*self.sections, *([self.quality] if self.quality else [])]:
-            drawn += section.pictures
-        return [picture for picture in (*drawn, self.flow, self.rows) if picture]
+            pictures += section.pictures
+        return [picture for picture in (*pictures, self.flow, self.rows) if picture]
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class Story:
     @property
     def pictures(self) -> list[Picture]:
         """Every figure of the story."""
-        drawn = [picture for part in self.parts for picture in part.pictures]
-        return [*self.curves, *self.overall, *drawn]
+        pictures = [picture for part in self.parts for picture in part.pictures]
+        return [*self.curves, *self.overall, *pictures]
 
     @property
     def has_results(self) -> bool:

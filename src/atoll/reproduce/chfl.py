@@ -153,11 +153,11 @@ def _execute(
 
 def _measured(setting: Setting, plan: Plan, say: Say) -> Measurement:
     """Choose the rate, then run all feature splits and seeds as one sweep."""
-    how = {
+    options = {
         "engine.device": plan.device, "engine.packing": False, "engine.tf32": plan.tf32,
         "checkpoints": False, "rounds": plan.rounds,
     }  # fmt: skip
-    values = change(setting.values(), {**dict(plan.changes), **how})
+    values = change(setting.values(), {**dict(plan.changes), **options})
     whole = Stopwatch(say, f"{setting.name}, main", _tens)
     base = next((s for s in SETTINGS if s.name == setting.of), None)
     before = PAPER.known(base, plan) if base else None

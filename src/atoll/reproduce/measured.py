@@ -138,9 +138,9 @@ class OneFile:
         """The seeds of the file's runs, and their feature splits where the plan has some."""
         runs = (_read(plan.folder, name) or {}).get("runs", [])
         fields = {"seeds": "seed", "feature_seeds": "feature_seed"}
-        there = {field: key for field, key in fields.items() if hasattr(plan, field) and runs}
+        present = {field: key for field, key in fields.items() if hasattr(plan, field) and runs}
         return {
-            field: tuple(dict.fromkeys(run[key] for run in runs)) for field, key in there.items()
+            field: tuple(dict.fromkeys(run[key] for run in runs)) for field, key in present.items()
         }
 
     def conflicts(self, name: str, plan: Plan, config: str) -> list[Path]:
@@ -179,9 +179,9 @@ class FilePerSeed:
     def partly(self, name: str, plan: Plan, config: str) -> Measurement | None:
         """The seeds that have all rounds; where none has, those that were begun."""
         runs = [self.run(name, seed, plan, config) for seed in plan.seeds]
-        there = [run for run in runs if run is not None]
-        whole = [run for run in there if run["rounds"] == plan.rounds]
-        return {"setting": name, "config": config, "runs": whole or there} if there else None
+        complete = [run for run in runs if run is not None]
+        whole = [run for run in complete if run["rounds"] == plan.rounds]
+        return {"setting": name, "config": config, "runs": whole or complete} if complete else None
 
     def paths(self, name: str, plan: Plan) -> list[Path]:
         """The files of all seeds."""

@@ -122,9 +122,9 @@ def _checked(check: Check, of: _Data) -> Iterator[Claim]:
 
 def _each(of: _Data, kind: str, compare: Callable[[str, Measurement], Part]) -> dict[str, Any]:
     """A part for each other method that was measured, and what is missing."""
-    there = {name: of.measured.get(f"{of.name} {kind} {name}") for name in OTHERS}
-    parts = [compare(name, one) for name, one in there.items() if one is not None]
-    lacking = [f"'{of.name} {kind} {name}'" for name, one in there.items() if one is None]
+    by_name = {name: of.measured.get(f"{of.name} {kind} {name}") for name in OTHERS}
+    parts = [compare(name, one) for name, one in by_name.items() if one is not None]
+    lacking = [f"'{of.name} {kind} {name}'" for name, one in by_name.items() if one is None]
     missing = f"not run yet: atoll reproduce vleto --only {'; '.join(lacking)}" if lacking else ""
     return {"parts": tuple(parts), "missing": missing}
 

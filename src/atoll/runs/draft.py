@@ -71,9 +71,9 @@ def draft(wish: Wish, suggestions: Sequence[Suggestion] = (), problem: str = "")
     lines += ["", "[data]", *_data(wish)]
     lines += _entries([one for one in suggestions if not one.site])
     if table or wish.parties:
-        named = {one.option for one in suggestions if not one.site}
-        known = [option for option in HINTS if table or option != "levels"]
-        lines += [HINTS[option] for option in known if option not in named]
+        suggested = {one.option for one in suggestions if not one.site}
+        options = [option for option in HINTS if table or option != "levels"]
+        lines += [HINTS[option] for option in options if option not in suggested]
     for site in sorted({one.site for one in suggestions if one.site}):
         own = [one for one in suggestions if one.site == site]
         lines += ["", f"[data.sites.{key_in_toml(site)}]", *_entries(own)]

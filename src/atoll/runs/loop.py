@@ -246,8 +246,8 @@ def _write(
     """Write a round into the record."""
     further, snapshots = more
     run.record.write_snapshots(snapshots)
-    known = {n: value if isinstance(value, int) else float(value) for n, value in notes.items()}
-    summary = Round(moment.stage, moment.round, known)
+    values = {n: value if isinstance(value, int) else float(value) for n, value in notes.items()}
+    summary = Round(moment.stage, moment.round, values)
     events = (summary, *clients.traffic, *clients.absences, *clients.exclusions, *further)
     run.record.add(events)
     run.record.time(stage=moment.stage, round=moment.round, seconds=seconds)

@@ -190,9 +190,9 @@ class Run:
     @cached_property
     def metrics(self) -> dict[str, dict[str, float]]:
         """Every metric of every variant."""
-        known = self.facts["known_at"]
+        known_at = self.facts["known_at"]
         chance = 0.0 if self.regression else 1 / self.facts["data"]["classes"]
-        return {v: metrics.summary(self.events, v, known, chance) for v in self.variants}
+        return {v: metrics.summary(self.events, v, known_at, chance) for v in self.variants}
 
     @cached_property
     def seconds(self) -> float:
@@ -307,12 +307,12 @@ def read_answer(folder: Path, runs: Sequence[Run]) -> dict[str, Any] | None:
     try:
         body = json.loads(content)
         own = body.pop("digest")
-        known = dict(body["runs"])
+        digests = dict(body["runs"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise damaged(path) from error
     if own != digest(json.dumps(body, sort_keys=True).encode()):
         raise damaged(path, "remove it and compute it again with atoll answer")
-    return body if known == event_digests(runs) else None
+    return body if digests == event_digests(runs) else None
 
 
 def event_digests(runs: Sequence[Run]) -> dict[str, str]:

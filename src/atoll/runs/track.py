@@ -56,8 +56,8 @@ class MLflow:
         where = os.environ.get("MLFLOW_TRACKING_URI") or (folder / "mlruns").resolve().as_uri()
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # create no database
         self.client = mlflow.MlflowClient(where)
-        known = self.client.get_experiment_by_name("atoll")
-        home = known.experiment_id if known else self.client.create_experiment("atoll")
+        experiment = self.client.get_experiment_by_name("atoll")
+        home = experiment.experiment_id if experiment else self.client.create_experiment("atoll")
         self.id = self.client.create_run(home, run_name=folder.name).info.run_id
         for name, value in _flat(config).items():
             self.client.log_param(self.id, name, value)

@@ -154,8 +154,8 @@ def _named_classes(dataset: Any) -> pa.Table:
     for place, name in enumerate(table.column_names):
         classes = getattr(dataset.features[name], "names", None)
         if classes:
-            named = [None if i is None else classes[i] for i in table.column(name).to_pylist()]
-            table = table.set_column(place, name, pa.array(named, pa.string()))
+            values = [None if i is None else classes[i] for i in table.column(name).to_pylist()]
+            table = table.set_column(place, name, pa.array(values, pa.string()))
     return table
 
 

@@ -142,8 +142,8 @@ def _patients(
 def _case_mix(site: Hospital, year: int) -> dict[str, float]:
     """The share of each diagnosis; the new one takes its share from both others."""
     new = site.new if year else 0.0
-    known = {"reflux": 1 - site.infarctions, "infarction": site.infarctions}
-    return {name: share * (1 - new) for name, share in known.items()} | {NEW: new}
+    shares = {"reflux": 1 - site.infarctions, "infarction": site.infarctions}
+    return {name: share * (1 - new) for name, share in shares.items()} | {NEW: new}
 
 
 def _held(site: Hospital) -> Array:

@@ -204,8 +204,8 @@ class Kit:
             if purpose not in certificates().purposes_of(self._read(path)):
                 what = f"the certificate of {self.name} does not say that it is for a {purpose}"
                 raise UserError(what, str(path), self._renewal)
-        named = certificates().for_host(self._certificate, encode_host(self.server))
-        if self.name == COORDINATOR and not named:
+        matches = certificates().for_host(self._certificate, encode_host(self.server))
+        if self.name == COORDINATOR and not matches:
             what = f"the certificate of {self.name} does not name the host {self.server}"
             raise UserError(what, str(self._file(".crt")), self._renewal)
 
@@ -215,9 +215,11 @@ def untimely(begins: datetime, ends: datetime) -> str:
     now = datetime.now(UTC)
     if begins <= now < ends:
         return ""
-    how = f"ended on {ends:%Y-%m-%d}" if ends <= now else f"is not valid before {begins:%Y-%m-%d}"
+    reason = (
+        f"ended on {ends:%Y-%m-%d}" if ends <= now else f"is not valid before {begins:%Y-%m-%d}"
+    )
     valid = f"it is valid from {begins:%Y-%m-%d %H:%M} to {ends:%Y-%m-%d %H:%M}"
-    return f"{how}: {valid}, and the clock here says {now:%Y-%m-%d %H:%M}, all in UTC"
+    return f"{reason}: {valid}, and the clock here says {now:%Y-%m-%d %H:%M}, all in UTC"
 
 
 def init(
@@ -235,18 +237,18 @@ def init(
         if by_request:
             mark.touch()
     ours = (COORDINATOR,) if mark.exists() else (COORDINATOR, *project.sites)
-    there = [name for name in ours if (out / name).exists() or signed_file(out, name).exists()]
-    changes["new"] = [name for name in ours if name not in there]
+    existing = [name for name in ours if (out / name).exists() or signed_file(out, name).exists()]
+    changes["new"] = [name for name in ours if name not in existing]
     if changes["new"]:
         _issue(project, out, changes["new"], run)
     changes["awaited"] = [
         name for name in project.sites if name not in ours and not signed_file(out, name).exists()
     ]
-    known = Kit(out / COORDINATOR)
-    before = known.sites if (known.folder / "sites.json").exists() else []
+    coordinator = Kit(out / COORDINATOR)
+    before = coordinator.sites if (coordinator.folder / "sites.json").exists() else []
     changes["revoked"] = [name for name in before if name not in project.sites]
     body = json.dumps({"sites": sorted(project.sites)}).encode()
-    write_whole(known.folder / "sites.json", body)
+    write_whole(coordinator.folder / "sites.json", body)
     return changes
 
 

@@ -168,8 +168,8 @@ class Outpost:
     @collab.publish  # type: ignore[untyped-decorator]
     def ping(self) -> dict[str, Any]:
         """The current work of this site."""
-        known = self._gate is not None and not _stranger("ping")
-        return {"doing": self._gate.doing if self._gate and known else ""}
+        allowed = self._gate is not None and not _stranger("ping")
+        return {"doing": self._gate.doing if self._gate and allowed else ""}
 
     def _reply(self, action: str, work: Callable[[Gate], dict[str, Any] | None]) -> Reply:
         if self._gate is None:
@@ -325,8 +325,8 @@ def _parties(
             f"{len(sites)} sites for a run with {len(clients)} clients", "the run's scenario",
             "let the run have as many clients as the project has sites",
         )  # fmt: skip
-    named = sorted(sites)
-    return {id: Party(name, id, proxies.get(name)) for name, id in zip(named, clients, strict=True)}
+    names = sorted(sites)
+    return {id: Party(name, id, proxies.get(name)) for name, id in zip(names, clients, strict=True)}
 
 
 def _agreed(path: Path) -> dict[str, Any]:

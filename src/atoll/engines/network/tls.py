@@ -74,13 +74,13 @@ class _Context(ssl.SSLContext):
     tell: Callable[[str], None] = staticmethod(lambda line: None)
 
     def wrap_socket(
-        self, sock: socket.socket, server_side: bool = False, *rest: Any, **named: Any
+        self, sock: socket.socket, server_side: bool = False, *rest: Any, **kwargs: Any
     ) -> Any:
         """A connection to the one host that this is for; NVFlare does not say which."""
-        named["server_hostname"] = None if server_side else self.host
+        kwargs["server_hostname"] = None if server_side else self.host
         if server_side:
-            named["do_handshake_on_connect"] = False
-        return super().wrap_socket(sock, server_side, *rest, **named)
+            kwargs["do_handshake_on_connect"] = False
+        return super().wrap_socket(sock, server_side, *rest, **kwargs)
 
 
 def _look(content: bytes | None, purpose: str) -> None:
