@@ -20,7 +20,7 @@ from atoll.compute.choice_files import choices, name_of, remember, remembered
 from atoll.compute.proof import SAMPLE, TOLERANCE, prove
 from atoll.core.record import write_whole
 
-__all__ = ["TRIAL", "Subject", "Tuner", "faster", "proved", "timed", "tune", "what"]
+__all__ = ["TRIAL", "Subject", "Tuner", "faster", "proved", "summary", "timed", "tune"]
 
 TRIAL = 3  # batches that are timed
 FAR = 1e300  # written in place of a difference that is not finite, for JSON
@@ -70,7 +70,7 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def what(key: Any) -> str:
+def summary(key: Any) -> str:
     """The name of jobs of this key in the record."""
     return str(key[0]) if isinstance(key, tuple) else "work"
 
@@ -136,9 +136,9 @@ class Tuner:
         size = len(jobs).bit_length()  # a choice for 60 members also holds for 50
         few = steps is not None and self.rounds and self.rounds * steps < 2 * _trial(len(jobs))
         if few and self.mode != "stacked":
-            little = Choice(what(key), len(jobs), "loop", "too little to try both ways")
+            little = Choice(summary(key), len(jobs), "loop", "too little to try both ways")
             return self.decide(key, self.key((key, size), device), lambda: little)
-        return self.tuned(Subject(kind, key, (key, size), device, what(key)), jobs)
+        return self.tuned(Subject(kind, key, (key, size), device, summary(key)), jobs)
 
     def tuned(self, subject: Subject, jobs: Sequence[Any]) -> Choice:
         """Decide by a proof alone where the mode asks for it, else by the rules."""

@@ -106,7 +106,7 @@ class Captured:
         """The results of the jobs."""
         rows = max(1, jobs[0].epochs * self.count)
         names, losses = [p.name for p in self.phases], (self.losses / rows).T.tolist()
-        memory = {n: t for one in self.memory for n, t in copied_at_once(one.saved()).items()}
+        memory = {n: t for m in self.memory for n, t in copied_at_once(m.saved()).items()}
         weights = copied_at_once(self.weights)
         several = self.replicas > 1
         results = []
@@ -154,10 +154,10 @@ class Captured:
             return loss(self.weights, batch).sum()[None]
         parts = [t.view(self.replicas, size, *t.shape[1:]) for t in _tensors(batch)]
 
-        def one(weights: dict[str, Tensor], *rows: Tensor) -> Tensor:
+        def member_loss(weights: dict[str, Tensor], *rows: Tensor) -> Tensor:
             return loss(weights, Rows(*rows)).sum()
 
-        losses: Tensor = torch.vmap(one)(self.weights, *parts)
+        losses: Tensor = torch.vmap(member_loss)(self.weights, *parts)
         return losses
 
 
@@ -190,22 +190,22 @@ def run_captured(
     places = range(len(pairs))
     for several in [places] if streams else [[place] for place in places]:
         _sent([pairs[i] for i in several], [looks[i] for i in several])
-    return [one.results(works) for one, works in pairs]
+    return [capture.results(works) for capture, works in pairs]
 
 
 def _sent(
     pairs: Sequence[tuple[Captured, Sequence[TrainJob]]], probes: Sequence[Probe | None]
 ) -> None:
-    for one, _ in pairs:
-        one.lane.open()
+    for capture, _ in pairs:
+        capture.lane.open()
     running = {
-        i: one.steps(works, probe)
-        for i, ((one, works), probe) in enumerate(zip(pairs, probes, strict=True))
+        i: capture.steps(works, probe)
+        for i, ((capture, works), probe) in enumerate(zip(pairs, probes, strict=True))
     }
     while running:
         for i in list(running):
             with pairs[i][0].lane.on_stream():
                 if next(running[i], END) is END:
                     del running[i]
-    for one, _ in pairs:
-        one.lane.close()
+    for capture, _ in pairs:
+        capture.lane.close()

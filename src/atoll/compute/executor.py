@@ -262,8 +262,8 @@ class Executor:
                 continue
             result = results.get(capture.ids[probe.member])
             if not self._verified(kind.kind, capture.about, several, probe, result):
-                wrong = {id for one in captures if one.about == capture.about for id in one.ids}
-                results = {id: one for id, one in results.items() if id not in wrong}
+                wrong = {id for c in captures if c.about == capture.about for id in c.ids}
+                results = {id: result for id, result in results.items() if id not in wrong}
                 for place in [p for p in self._captured if p[0] is kind and wrong & {*p[1]}]:
                     del self._captured[place]
         return results

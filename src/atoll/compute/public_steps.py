@@ -135,13 +135,13 @@ class CapturedStep:
 
 def stepped(steps: Sequence[CapturedStep], jobs: Sequence[PublicJob]) -> list[PublicResult]:
     """Do steps side by side, each on the lane of its client."""
-    inputs = [one.inputs(job) for one, job in zip(steps, jobs, strict=True)]
-    for one in steps:
-        one.lane.open()
+    inputs = [step.inputs(job) for step, job in zip(steps, jobs, strict=True)]
+    for step in steps:
+        step.lane.open()
     results = []
-    for one, job, images in zip(steps, jobs, inputs, strict=True):
-        with one.lane.on_stream():
-            results.append(one.step(job, *images))
-    for one in steps:
-        one.lane.close()
+    for step, job, images in zip(steps, jobs, inputs, strict=True):
+        with step.lane.on_stream():
+            results.append(step.step(job, *images))
+    for step in steps:
+        step.lane.close()
     return results

@@ -63,7 +63,7 @@ class Stack:
         self.steps = [job.steps for job in jobs]
         self.rows = [len(job.rows) for job in jobs]
         self.members_rows = [job.rows for job in jobs]  # keeps their memory allocated
-        self.places = [place_of(one) for one in self.members_rows]
+        self.places = [place_of(rows) for rows in self.members_rows]
         self.data = Bundle.of(self.members_rows)
         self.phases, self.batch = jobs[0].phases, jobs[0].batch
         self.buffers = {n: Buffer([j.weights[n] for j in jobs]) for n in jobs[0].weights}
@@ -129,7 +129,7 @@ class Stack:
 
     def take(self, rows: list[Rows]) -> None:
         """Load other rows into the same buffers."""
-        places = [place_of(one) for one in rows]
+        places = [place_of(part) for part in rows]
         if places == self.places:
             return
         fresh = Bundle.of(rows, into=self.data)

@@ -300,12 +300,12 @@ class Clients:
         self.settle()  # refusals from here on belong to this exchange
         for id, request in requests.items():
             try:
-                one, bad = self._exchanged(action, {id: request}, admit)
+                reply, bad = self._exchanged(action, {id: request}, admit)
                 self.settle()
             except (ClientFailedError, BadMessageError) as error:
                 failed(id, error)
                 continue
-            replies, errors = replies | one, errors | bad
+            replies, errors = replies | reply, errors | bad
         return self._judged(action, requests, replies, errors)
 
     def _exchanged(
@@ -363,8 +363,8 @@ class Clients:
             if guard is None or not guard.quorum or answers - len(errors) < guard.least(answers):
                 raise error
         for id, error in errors.items():
-            what = (self.moment.stage, self.moment.round, id, action.__name__)
-            self.excluded[Exclusion(*what, error.reason[:300])] = None
+            place = (self.moment.stage, self.moment.round, id, action.__name__)
+            self.excluded[Exclusion(*place, error.reason[:300])] = None
 
     def whole(self, work: Any) -> Any:
         """Run many exchanges as one job; None if the engine cannot: then ask step by step.
@@ -436,9 +436,9 @@ class Clients:
     def _count(
         self, action: str, sender: str, receiver: str, kind: type, packet: Packet, count: int = 1
     ) -> None:
-        what = (sender, receiver, action, kind.__name__, packet.tensors)
+        key = (sender, receiver, action, kind.__name__, packet.tensors)
         amounts = (count, packet.payload, packet.written, packet.header_size)
-        self.sent.setdefault(what, []).append(amounts)
+        self.sent.setdefault(key, []).append(amounts)
 
     def settle(self) -> None:
         """Wait until the engine has checked all messages so far; raise for a refused one."""
@@ -450,7 +450,7 @@ class Clients:
     def traffic(self) -> list[Message]:
         """The ledger of this moment: messages with sender, receiver, count and bytes."""
         place = self.moment.stage, self.moment.round
-        return [Message(*place, *what, *_summed(amounts)) for what, amounts in self.sent.items()]
+        return [Message(*place, *key, *_summed(amounts)) for key, amounts in self.sent.items()]
 
     @property
     def absences(self) -> list[Absence]:

@@ -335,16 +335,16 @@ def _centred(outputs: Tensor) -> Tensor:
     return centred / length
 
 
-def _association(one: Tensor, other: Tensor) -> float:
+def _association(first: Tensor, second: Tensor) -> float:
     """How far the similarities of rows agree, in standard deviations of unrelated rows.
 
     The numerator of the RV coefficient, tr(AB) with A = XX' and B = YY' of centred X and Y; its
     mean and variance for rows paired at random, without the term of fourth moments (Kazi-Aoual
     et al., 1995).
     """
-    degrees = len(one) - 1
-    both = (one.T @ other).square().sum()  # tr(AB), without matrices of rows by rows
-    spreads = [(x.square().sum(), (x.T @ x).square().sum()) for x in (one, other)]
+    degrees = len(first) - 1
+    both = (first.T @ second).square().sum()  # tr(AB), without matrices of rows by rows
+    spreads = [(x.square().sum(), (x.T @ x).square().sum()) for x in (first, second)]
     mean = spreads[0][0] * spreads[1][0] / degrees
     excess = [degrees * squares - trace.square() for trace, squares in spreads]
     variance = 2 * excess[0] * excess[1] / (degrees**2 * (degrees + 2) * (degrees - 1))
@@ -470,7 +470,7 @@ def _weights_in(
     """The prefixes of weights like a base, and whether these are the shared weights themselves."""
     prefixes = _prefixes(state, base)
     declared = [
-        prefix for prefix in prefixes if any(_holds(state, prefix, one) for one in shared.values())
+        prefix for prefix in prefixes if any(_holds(state, prefix, w) for w in shared.values())
     ]
     return declared or prefixes, bool(declared)
 

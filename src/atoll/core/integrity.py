@@ -107,7 +107,7 @@ class Integrity:
 
     def as_json(self) -> dict[str, Any]:
         """The extents as plain values."""
-        return {name: [one.length, one.digest] for name, one in sorted(self.files.items())}
+        return {name: [extent.length, extent.digest] for name, extent in sorted(self.files.items())}
 
     @staticmethod
     def from_json(body: Mapping[str, Any], final: bool) -> "Integrity":

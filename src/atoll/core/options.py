@@ -57,7 +57,7 @@ CLOSE = 0.7  # similarity of two names from which one may be a misspelling of th
 def nearest(name: str, names: Iterable[str]) -> str:
     """What to do about an unknown name: the nearest known one, else the first of them all."""
     names = sorted(set(names) - {""})
-    lower = {one.lower(): one for one in names}
+    lower = {candidate.lower(): candidate for candidate in names}
     synonym = SYNONYMS.get(name.lower().replace("-", "_"), "")
     matches = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=CLOSE)
     close = [synonym] if synonym in names else [lower[match] for match in matches]

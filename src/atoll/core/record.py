@@ -442,7 +442,7 @@ class Record:
 
     def write_snapshots(self, snapshots: Iterable[Snapshot]) -> None:
         """Append snapshots."""
-        lines = [json.dumps(_plain_snapshot(one), separators=(",", ":")) for one in snapshots]
+        lines = [json.dumps(_plain_snapshot(s), separators=(",", ":")) for s in snapshots]
         if lines:
             self._append("looks", "".join(f"{line}\n" for line in lines).encode())
 

@@ -160,7 +160,7 @@ def filled(x: Tensor, scaling: Tensor) -> Tensor:
 class AttributionProbe:
     """Snapshots of the models at the sites of one process since the last collection."""
 
-    wanted: bool = False
+    enabled: bool = False
     seen: list[Snapshot] = field(default_factory=list)
 
     def collect(self) -> list[Snapshot]:
@@ -293,7 +293,7 @@ class Site:
         `doing` says whose doing it is that the model is another than the last time: the site's own
         training, or what it received from others. What is seen stays here, for pictures.
         """
-        if not self._probe.wanted:
+        if not self._probe.enabled:
             return
         chosen = self._scenario.tasks_at(moment.stage) if tasks is None else tasks
         scores = {task: check(task) for task in chosen}

@@ -170,8 +170,8 @@ class TrainJob:
                 losses[number] += loss.detach() * len(batch)
         rows = max(1, self.epochs * len(self.rows))
         means = {p.name: x / rows for p, x in zip(self.phases, losses.tolist(), strict=True)}
-        for one in memory.values():
-            moments |= one.saved()
+        for part in memory.values():
+            moments |= part.saved()
         return TrainResult({n: w.detach() for n, w in weights.items()}, moments, means)
 
     def _batches(self) -> Iterator[Rows]:

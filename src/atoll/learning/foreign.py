@@ -19,7 +19,7 @@ from atoll.core.errors import UserError
 from atoll.core.options import nearest
 from atoll.core.plugins import import_named
 from atoll.core.rng import Stream
-from atoll.learning.image_nets import StreamDropout, drawn
+from atoll.learning.image_nets import StreamDropout, draw_weights
 
 __all__ = ["Frozen", "build", "first_values", "frozen_layers", "frozen_values", "has_own_values"]
 
@@ -99,7 +99,7 @@ def build(
         raise UserError(f"'{name}' gives no torch.nn.Module", "model.name", "return a module")
     _stream_dropout(model, stream)
     if not has_own_values(name, initial):
-        model = drawn(model, stream)
+        model = draw_weights(model, stream)
     _evaluate(model, name, shape, classes)
     _freeze_layers(model, frozen)
     return model.train()

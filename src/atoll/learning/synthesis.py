@@ -136,7 +136,7 @@ class _BatchNorms:
         for handle in self.handles:
             handle.remove()
 
-    def taken(self) -> Tensor | float:
+    def total(self) -> Tensor | float:
         """The sum over layers of the last pass."""
         total = sum(self.distances)
         self.distances.clear()
@@ -191,7 +191,7 @@ def trained_generator(
         _descend(first, _generator_loss(pair, norms, x, y, options))
         rows = x.detach()
         taught, learned = (pair.logits(model, rows) for model in (teacher, student))
-        norms.taken()
+        norms.total()
         _descend(second, divergences(taught, learned, TEMPERATURE).mean())
     norms.remove()
     return {name: weight.detach() for name, weight in generator.items()}
@@ -202,7 +202,7 @@ def _generator_loss(
 ) -> Tensor:
     """The loss of the generator."""
     taught = pair.logits(pair.teacher, x)
-    loss = F.cross_entropy(taught, y) + options.statistics * norms.taken()
+    loss = F.cross_entropy(taught, y) + options.statistics * norms.total()
     guessed = pair.logits(pair.student, x)
     differs = (taught.argmax(-1) != guessed.argmax(-1)).to(taught.dtype)
     loss = loss - options.adversarial * (differs * divergences(taught, guessed)).mean()

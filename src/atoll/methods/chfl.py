@@ -279,8 +279,8 @@ class Client:
             return list((yield job).tolist())
         logits = in_chunks(partial(lateral.every_logits, weights, **settings), rows).cpu().double()
         y = rows.y.cpu().numpy()
-        scores = [selection_score(self.site.metric, y, one) for one in logits.numpy()]
-        return [] if any(map(math.isnan, scores)) else [one * len(rows) for one in scores]
+        scores = [selection_score(self.site.metric, y, z) for z in logits.numpy()]
+        return [] if any(map(math.isnan, scores)) else [score * len(rows) for score in scores]
 
     def _judge(self, received: Tensors, moment: Moment) -> Working[Settled]:
         """Score the models as they stand on validation rows; these become the candidates.

@@ -160,7 +160,7 @@ def _measured(setting: Setting, plan: Plan, say: Say) -> Measurement:
     values = change(setting.values(), {**dict(plan.changes), **options})
     whole = Stopwatch(say, f"{setting.name}, main", _tens)
     base = next((s for s in SETTINGS if s.name == setting.of), None)
-    before = PAPER.known(base, plan) if base else None
+    before = PAPER.complete(base, plan) if base else None
     rate, tuned = (
         (before["rate"], before["tuned"]) if before else _tuned(setting, values, plan, say)
     )

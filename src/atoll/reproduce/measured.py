@@ -100,7 +100,7 @@ class Storage(Protocol):
     def pairs_seeds(self) -> bool:
         """Whether measurements of different plans may stand in one ledger, paired by seed."""
 
-    def known(self, name: str, plan: Any, config: str) -> Measurement | None:
+    def complete(self, name: str, plan: Any, config: str) -> Measurement | None:
         """The measurement of a setting, if it is complete."""
 
     def partly(self, name: str, plan: Any, config: str) -> Measurement | None:
@@ -124,11 +124,11 @@ class OneFile:
 
     pairs_seeds = False
 
-    def known(self, name: str, plan: Plan, config: str) -> Measurement | None:
+    def complete(self, name: str, plan: Plan, config: str) -> Measurement | None:
         """The measurement, if it was asked for with this config."""
         return _same(plan.folder, name, config)
 
-    partly = known
+    partly = complete
 
     def paths(self, name: str, plan: Plan) -> list[Path]:
         """The file of this name."""
@@ -166,7 +166,7 @@ class FilePerSeed:
         """What is stored of one seed."""
         return _same(plan.folder, self.name(name, seed), config)
 
-    def known(self, name: str, plan: Plan, config: str) -> Measurement | None:
+    def complete(self, name: str, plan: Plan, config: str) -> Measurement | None:
         """All seeds, if each has as many rounds as the plan."""
         measurement = self.partly(name, plan, config)
         whole = (

@@ -155,7 +155,7 @@ def _public_run(
     works = [job for several in jobs for job in several]
     if streams:
         return [[result] for result in stepped(buffers, works)]
-    return [stepped([one], [job]) for one, job in zip(buffers, works, strict=True)]
+    return [stepped([buffer], [job]) for buffer, job in zip(buffers, works, strict=True)]
 
 
 def _public_exact(job: PublicJob, number: int, draw: Draw) -> PublicJob:

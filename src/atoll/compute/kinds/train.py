@@ -108,7 +108,7 @@ def _sample(jobs: Sequence[TrainJob], draws: Sequence[Draw]) -> Sequence[TrainJo
 def _candidates(way: str) -> Sequence[Candidate]:
     """Batched, then mapped by torch.func."""
     ways = [way] if way else ["batched", "mapped"]
-    return [Candidate(one, partial(_stacked, one)) for one in ways]
+    return [Candidate(name, partial(_stacked, name)) for name in ways]
 
 
 def _stack(jobs: Sequence[TrainJob], way: str) -> Stack:

@@ -58,7 +58,7 @@ class _Socket(ssl.SSLSocket):
             self.settimeout(HANDSHAKE_SECONDS)
             super().do_handshake(block)
             self.settimeout(before)
-            _look(super().getpeercert(binary_form=True), own.wanted)
+            _look(super().getpeercert(binary_form=True), own.purpose)
             self.greeted = True
         except OSError as error:
             words = getattr(error, "verify_message", "") or getattr(error, "reason", "")
@@ -69,7 +69,7 @@ class _Socket(ssl.SSLSocket):
 class _Context(ssl.SSLContext):
     """How connections are made: with which host they are, and what the other side must be."""
 
-    wanted = ""  # what the other side's certificate must be for
+    purpose = ""  # what the other side's certificate must be for
     host = ""  # that was called; empty at the end that is called
     tell: Callable[[str], None] = staticmethod(lambda line: None)
 
@@ -126,7 +126,7 @@ def client_context(
     """For connections to a coordinator at a host, with a site's certificate and key."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT, authority, pair, password)
     context.check_hostname = True
-    context.host, context.wanted, context.tell = host, "server", tell
+    context.host, context.purpose, context.tell = host, "server", tell
     return context
 
 
@@ -135,7 +135,7 @@ def server_context(
 ) -> ssl.SSLContext:
     """For connections of sites to the coordinator."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, authority, pair, password)
-    context.wanted, context.tell = "client", tell
+    context.purpose, context.tell = "client", tell
     return context
 
 
