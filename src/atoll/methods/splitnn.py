@@ -79,9 +79,8 @@ def losses(
     """Cross-entropy or squared error, plus the term of the rehearsal (specification, h)."""
 
     def entropy(rows: Tensor, labels: Tensor) -> Tensor:
-        logits = vertical.masked_logits(
-            config.network, weights, rows, constants["seen"], config.masked
-        )
+        network, seen = config.network, constants["seen"]
+        logits = vertical.masked_logits(network, weights, rows, seen, config.masked)
         return vertical.label_loss(logits / config.tau, labels, constants.get("class_weight"))
 
     joint, y, means = step.joint, step.y, constants["means"]

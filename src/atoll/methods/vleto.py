@@ -105,10 +105,8 @@ def terms(
     """L_CE on the batch, L_A on noisy old or L_F on mixed prototypes; only L_CE reaches clients."""
 
     def entropy(rows: Tensor, labels: Tensor) -> Tensor:
-        logits = vertical.masked_logits(
-            config.network, weights, rows, constants["seen"], config.masked
-        )
-        return vertical.label_loss(logits, labels, constants.get("class_weight"))
+        z = vertical.masked_logits(config.network, weights, rows, constants["seen"], config.masked)
+        return vertical.label_loss(z, labels, constants.get("class_weight"))
 
     y, parts = step.y, {"ce": entropy(step.joint, step.y)}
     if config.replay == "f":
@@ -210,7 +208,7 @@ class Server:
         self.head = vertical.Head(options, site, (Client.embed, Client.learn))
         like, classes = next(iter(self.head.weights.values())), len(site.classes)
         self.mixes = site.by_columns and not site.regression and options.lambda_f > 0  # prototypes
-        self.learned = torch.zeros_like(self.head.seen)  # which classes have a prototype
+        self.known = torch.zeros_like(self.head.seen)  # which classes have a prototype
         self.means = like.new_zeros((classes, options.width))  # mu_g, the list L_g
         self.mixed = torch.zeros_like(self.means)  # mu_bar of the round: columns by stage
         self.received = torch.zeros_like(self.means)  # mu_t of the last round, with `stream`
@@ -234,18 +232,18 @@ class Server:
         """Eq. 5 with the class means as they are now, or as they came in the last round."""
         last = self.options.stream and moment.round > 0
         means, counts = (self.received, self.arrived) if last else self._means(clients, moment)
-        return knowledge.evolved(self.means, self.learned, means, counts, self.options.beta)
+        return knowledge.evolved(self.means, self.known, means, counts, self.options.beta)
 
     def _means(self, clients: Clients, moment: Moment) -> tuple[Tensor, Tensor]:
         """Eq. 2: the class means of the stage's training rows."""
-        return knowledge.class_means(*self.head.training_rows(clients, moment), len(self.learned))
+        return knowledge.class_means(*self.head.training_rows(clients, moment), len(self.known))
 
     def _train(self, clients: Clients, moment: Moment) -> dict[str, float]:
         """The steps of a round; the mean loss and its terms."""
         job = self._job(moment)
         result = self.head.train(clients, job)
         if job.class_sums:
-            self.arrived = torch.bincount(job.y, minlength=len(self.learned))
+            self.arrived = torch.bincount(job.y, minlength=len(self.known))
             passed = (self.arrived * self.options.epochs).clamp(min=1)[:, None]
             self.received = (result.sums / passed).to(self.means)
         rows = self.options.epochs * len(job.y)
@@ -257,7 +255,7 @@ class Server:
         return self.head.job(
             *(moment, self._loss(moment), self._constants(moment)),
             sends_before=options.gamma > 0 and moment.stage > 0 and not by_columns,
-            class_sums=len(self.learned) if self.mixes and options.stream else 0,
+            class_sums=len(self.known) if self.mixes and options.stream else 0,
         )
 
     def _loss(self, moment: Moment) -> partial[dict[str, Tensor]]:
@@ -282,7 +280,7 @@ class Server:
 
     def _old(self, moment: Moment) -> Tensor:
         """Classes with a prototype but without rows at the stage (O)."""
-        return torch.nonzero(self.learned & (self.head.class_counts(moment) == 0)).flatten()
+        return torch.nonzero(self.known & (self.head.class_counts(moment) == 0)).flatten()
 
     def _end(self, clients: Clients, moment: Moment) -> dict[str, float]:
         """d.4: prototypes by eq. 5, Fisher diagonals, and the frozen share of each client."""
@@ -295,11 +293,11 @@ class Server:
     def _evolve(self, clients: Clients, moment: Moment) -> dict[str, float]:
         """Eq. 5: prototypes after a stage, and how far it moved them; numbers have none."""
         means, counts = self._means(clients, moment)
-        evolution = knowledge.evolved(self.means, self.learned, means, counts, self.options.beta)
+        evolution = knowledge.evolved(self.means, self.known, means, counts, self.options.beta)
         moved = (evolution - self.means).norm(dim=-1)
-        both = torch.nonzero(self.learned & (counts > 0)).flatten().tolist()
+        both = torch.nonzero(self.known & (counts > 0)).flatten().tolist()
         self._moved = {str(self.site.classes[kind]): float(moved[kind]) for kind in both}
-        self.means, self.learned = evolution, self.learned | (counts > 0)
+        self.means, self.known = evolution, self.known | (counts > 0)
         return {f"moved class {kind}": float(moved[kind]) for kind in both}
 
     def _measure(self, clients: Clients, moment: Moment) -> None:
@@ -337,7 +335,7 @@ class Server:
 
     def snapshot(self, moment: Moment) -> list[Snapshot]:
         """Prototypes, some test embeddings, and how far the stage moved prototypes."""
-        classes = torch.nonzero(self.learned).flatten()
+        classes = torch.nonzero(self.known).flatten()
         tested = map(torch.cat, zip(*self._tested, strict=True))
         return [
             embeddings_snapshot(self.site, moment, "prototypes", self.means[classes], classes),

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from atoll import methods
 from atoll.core.errors import UserError
-from atoll.core.integrity import Extent, Integrity, damaged, digest, write_digests
+from atoll.core.integrity import Extent, Integrity, damaged, digest, read_json, write_digests
 from atoll.core.record import (
     Event,
     Exclusion,
@@ -302,17 +302,10 @@ def read_answer(folder: Path, runs: Sequence[Run]) -> dict[str, Any] | None:
     path = folder / ANSWER
     if not path.exists():
         return None
-    with disk_errors(path):
-        content = path.read_bytes()
-    try:
-        body = json.loads(content)
-        own = body.pop("digest")
-        digests = dict(body["runs"])
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise damaged(path) from error
+    own, body = read_json(path, lambda body: (body.pop("digest"), dict(body)))
     if own != digest(json.dumps(body, sort_keys=True).encode()):
         raise damaged(path, "remove it and compute it again with atoll answer")
-    return body if digests == event_digests(runs) else None
+    return body if body.get("runs") == event_digests(runs) else None
 
 
 def event_digests(runs: Sequence[Run]) -> dict[str, str]:

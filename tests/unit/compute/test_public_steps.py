@@ -146,7 +146,7 @@ class Taped:
     def close(self) -> None:
         self.opened -= 1
 
-    def here(self) -> AbstractContextManager[None]:
+    def on_stream(self) -> AbstractContextManager[None]:
         assert self.opened  # nothing is sent to a stream that does not wait for its inputs
         return nullcontext()
 

@@ -100,14 +100,14 @@ def test_the_end_of_a_stage_mixes_known_prototypes_and_adds_those_of_single_rows
         options=SimpleNamespace(beta=0.5, lmo_rule="off"),
         site=SimpleNamespace(classes=["x", "y", "z"], regression=False),
         means=torch.tensor([[2.0, 8.0], [0.0, 0.0], [5.0, 5.0]]),
-        learned=torch.tensor([True, False, True]),
+        known=torch.tensor([True, False, True]),
     )
     clients: Any = SimpleNamespace(ask=lambda action, requests: {"a": vleto.Settled(0.25)})
     notes = server._end(clients, Moment(1, 0, 1))
     assert notes == {"moved class 0": 5.0, "frozen a": 0.25}
     assert server._moved == {"x": 5.0}
     assert server.means.tolist() == [[5.0, 4.0], [1.0, 2.0], [5.0, 5.0]]
-    assert server.learned.tolist() == [True, True, True]
+    assert server.known.tolist() == [True, True, True]
 
 
 @pytest.mark.parametrize(("most", "count"), [(2, 2), (9, 3)])

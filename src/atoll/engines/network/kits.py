@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import UserError
+from atoll.core.integrity import read_json
 from atoll.core.options import AtLeastOne, build
 from atoll.core.record import disk_errors, write_whole
 from atoll.core.storage import read_toml
@@ -76,14 +77,9 @@ class Kit:
         path = self.folder / "kit.json"
         if not path.exists():
             raise self._absent()
-        with disk_errors(path):
-            content = path.read_bytes()
-        try:
-            about = dict(json.loads(content))
-            return {"name": str(about["name"]), "server": str(about["server"]),
-                    "port": int(about["port"])}  # fmt: skip
-        except (ValueError, TypeError, KeyError) as error:
-            raise UserError("the kit is damaged", str(path), "ask for a new kit") from error
+        kinds = {"name": str, "server": str, "port": int}
+        error = UserError("the kit is damaged", str(path), "ask for a new kit")
+        return read_json(path, lambda kit: {key: kinds[key](kit[key]) for key in kinds}, error)
 
     def _absent(self) -> UserError:
         """The error for a folder that is not a kit, or that lacks the owner's answer."""
@@ -115,15 +111,10 @@ class Kit:
     @property
     def sites(self) -> list[str]:
         """The coordinator's list of the sites that may take part, sorted."""
-        with disk_errors(self.folder):
-            content = (self.folder / "sites.json").read_bytes()
-        try:
-            return sorted(map(str, json.loads(content)["sites"]))
-        except (ValueError, TypeError, KeyError) as error:
-            raise UserError(
-                "the list of sites is damaged", str(self.folder / "sites.json"),
-                "remove it, then use atoll network init",
-            ) from error  # fmt: skip
+        path = self.folder / "sites.json"
+        remedy = "remove it, then use atoll network init"
+        error = UserError("the list of sites is damaged", str(path), remedy)
+        return read_json(path, lambda body: sorted(map(str, body["sites"])), error)
 
     @property
     def _certificate(self) -> Any:

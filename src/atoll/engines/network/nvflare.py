@@ -29,7 +29,7 @@ from atoll.core.errors import (
     printable,
 )
 from atoll.core.federation import Moment
-from atoll.core.integrity import damaged
+from atoll.core.integrity import read_json
 from atoll.core.messages import Packet
 from atoll.core.record import (
     Exclusion,
@@ -331,11 +331,8 @@ def _parties(
 
 def _agreed(path: Path) -> dict[str, Any]:
     """What the sites have agreed on for this run, and the fingerprints of their tables."""
-    try:
-        body = json.loads(path.read_bytes())
-        return {"plan": TypeAdapter(Plan).validate_python(body["plan"]), "data": dict(body["data"])}
-    except (ValueError, KeyError, TypeError) as error:
-        raise damaged(path) from error
+    parse = TypeAdapter(Plan).validate_python
+    return read_json(path, lambda body: {"plan": parse(body["plan"]), "data": dict(body["data"])})
 
 
 def _on_own_tables(engine: Remote, run: str, folder: Path) -> tuple[Parts, Record]:
