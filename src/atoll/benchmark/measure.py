@@ -289,7 +289,7 @@ def _entry(run: Run, steps: int) -> dict[str, Any]:
     return {
         "accuracy": metrics["final_accuracy"],
         "forgetting": metrics["forgetting_best_last"],
-        "by_stage": [float(np.nanmean(one)) for one in accuracies],
+        "by_stage": [float(np.nanmean(accuracy)) for accuracy in accuracies],
         "bytes": sum(message.bytes for message in crossed),
         "steps": steps,
     }

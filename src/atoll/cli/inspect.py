@@ -119,7 +119,7 @@ def _suggested(config: RunConfig) -> list[tuple[str, str]]:
         suggestions += suggest_for_parties(contents)
     elif "text" in values:
         suggestions += suggest_for_texts(texts.examine(**values))
-    return findings + [(one.why, f"write {one.text}") for one in suggestions]
+    return findings + [(suggestion.why, f"write {suggestion.text}") for suggestion in suggestions]
 
 
 def _refuse_broken_images(config: RunConfig) -> None:

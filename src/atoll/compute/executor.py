@@ -339,8 +339,8 @@ class Executor:
         """Run such jobs by the loop from now on."""
         stacked = STACKED.get(type(job))
         falls = [about, *(stacked.rests_on(job) if stacked and stacked.kind is kind else ())]
-        for one in falls:
-            self.tuner.refute(one, reason)
+        for fall in falls:
+            self.tuner.refute(fall, reason)
         for key, pool in self._stacks.items():
             self._stacks[key] = [stack for stack in pool if stack[0] not in falls]
 

@@ -98,7 +98,7 @@ def _random(words: Sequence[str], name: str, dimension: int, norm: float) -> Vec
         remedy = f"write for example random-50; {MOST_NUMBERS:,} numbers at most"
         raise UserError(f"no vectors '{name}'", "model.vectors", remedy)
     streams = (Stream.of(SEED, "vectors", word) for word in words)
-    table = np.stack([one.numpy().standard_normal(dimension) for one in streams])
+    table = np.stack([stream.numpy().standard_normal(dimension) for stream in streams])
     factor = (norm or 1.0) / np.sqrt(dimension)
     mask = np.ones(len(words), dtype=bool)
     mask[:2] = False

@@ -131,7 +131,7 @@ def weighted_squares(squares: Sequence[Tensor], by_site: Sequence[float]) -> lis
 
     Squares decide how much a site counts, so their sum is at most LIMIT times the median.
     """
-    totals = torch.stack([one.sum() for one in squares])
+    totals = torch.stack([square.sum() for square in squares])
     positive = totals[totals > 0]
     limit = LIMIT * positive.median() if len(positive) else totals.new_ones(())
     factors = (limit / totals.clamp(min=torch.finfo(totals.dtype).tiny)).clamp(max=1)

@@ -210,7 +210,7 @@ def merged(every: Sequence[Departure]) -> list[Merged]:
     for members in alike.values():
         kinds = [kind for kind in KINDS if any(kind in one.by_kind for one in members)]
         total = {kind: sum(one.by_kind.get(kind, 0.0) for one in members) for kind in kinds}
-        sizes = [one.bytes for one in members]
+        sizes = [member.bytes for member in members]
         sites = tuple(one.client for one in members)
         groups.append(Merged(sites, members[0], min(sizes), max(sizes), total))
     return sorted(groups, key=lambda group: (-sum(group.total.values()), group.sites))

@@ -294,7 +294,7 @@ def _lost(group: Group) -> float:
     """What was forgotten, by the headline; by the first other model where it has no old tasks."""
     for variant in (group.first.headline, *group.first.variants):
         results = [run.metrics[variant] for run in group.runs if variant in run.metrics]
-        values = [one.get("forgetting_best_last", math.nan) for one in results]
+        values = [result.get("forgetting_best_last", math.nan) for result in results]
         if values and all(map(math.isfinite, values)):
             return sum(values) / len(values)
     return math.nan

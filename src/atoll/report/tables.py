@@ -449,7 +449,7 @@ def traffic(groups: Sequence[Group]) -> Table:
             }
             for run in group.runs
         ]
-        mean = {key: _mean(one[key] for one in summaries) for key in summaries[0]}
+        mean = {key: _mean(summary[key] for summary in summaries) for key in summaries[0]}
         rows.append(
             (
                 Cell(group.label),

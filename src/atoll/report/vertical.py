@@ -242,7 +242,7 @@ def overall(groups: Sequence[Group]) -> list[Picture]:
     ours = [group for group in groups if group.method in METHODS]
     pictures = [_side_by_side(ours, "tasks")] if len(ours) > 1 and _alike(ours) else []
     options = [group.first.config["method"] for group in ours]
-    names = sorted({name for one in options for name in one})
+    names = sorted({name for option in options for name in option})
     varied = [n for n in names if len({str(one.get(n)) for one in options}) > 1]
     numbers = [n for n in varied if all(isinstance(one.get(n), int | float) for one in options)]
     if len(ours) > 2 and numbers and len(numbers) == len(varied):
@@ -253,7 +253,7 @@ def overall(groups: Sequence[Group]) -> list[Picture]:
 def _alike(groups: Sequence[Group]) -> bool:
     """Whether groups were tested on the same tasks after the same stages."""
     facts = [(group.first.facts["tasks"], group.first.facts["stages"]) for group in groups]
-    return all(one == facts[0] for one in facts) and int(facts[0][1]) > 1
+    return all(fact == facts[0] for fact in facts) and int(facts[0][1]) > 1
 
 
 def _side_by_side(groups: Sequence[Group], name: str) -> Picture:

@@ -40,7 +40,7 @@ def _estimate(
     data = _data(setting)
     same = [name for name, other in by_name.items() if _data(other) == data]
     measurements = [measured[name] for name in same or by_name]
-    seconds = round(median(seconds_of(one) for one in measurements), 1)
+    seconds = round(median(seconds_of(measurement) for measurement in measurements), 1)
     return {"runs": int(median(len(one["runs"]) for one in measurements)), "seconds": seconds}
 
 

@@ -466,7 +466,7 @@ def _without(measured: Measured) -> Iterator[Cell]:
 
 def _studied(measured: Measured) -> Iterator[Cell]:
     """Our studies on the digits, means over domains."""
-    for setting in (one for one in STUDIES if one.name in measured):
+    for setting in (study for study in STUDIES if study.name in measured):
         one = measured[setting.name]
         at = after(one)
         for kind in ("inter", "intra"):

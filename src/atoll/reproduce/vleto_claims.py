@@ -324,7 +324,7 @@ def _c5(of: _Data) -> Iterator[Claim]:
 
 def _bits(results: dict[int, Measurement]) -> str:
     """The largest difference of averages that were measured in one precision."""
-    exact = [bool(one["engine"].get("tf32")) for one in results.values()]
+    exact = [bool(result["engine"].get("tf32")) for result in results.values()]
     usual = exact.count(True) > exact.count(False)  # other roundings cannot give equal numbers
     same = [
         average(one) for one, tf32 in zip(results.values(), exact, strict=True) if tf32 == usual

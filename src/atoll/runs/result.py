@@ -102,8 +102,8 @@ class Run:
         several = (self.folder.parent / "sweep.json").exists()
         owner = Run(self.folder.parent) if several else self
         choices = owner._parsed("engine.json", json.loads, optional=True)
-        entries = [one for one in choices.values() if isinstance(one, dict)]
-        return [str(one["refuted"]) for one in entries if one.get("refuted")]
+        entries = [choice for choice in choices.values() if isinstance(choice, dict)]
+        return [str(entry["refuted"]) for entry in entries if entry.get("refuted")]
 
     @cached_property
     def recipe(self) -> dict[str, Any]:

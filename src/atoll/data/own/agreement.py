@@ -245,7 +245,7 @@ class OwnTable:
             shift = offset_of(kind, [self.profiles[name]])
             blocks.append(Block(name, kind, one.levels, one.gaps, start, offset=shift))
             start += one.width
-        used = {*(one.hash for one in plan.columns), *plan.left_out}
+        used = {*(column.hash for column in plan.columns), *plan.left_out}
         own = ColumnPlan(self.contents, (self.called,), blocks=blocks)
         for hashed, name in names.items():
             if hashed not in used:
@@ -270,7 +270,7 @@ def _shared(offers: Sequence[Offered], options: TableOptions) -> list[str]:
         hashed
         for hashed, kind in first.columns.items()
         if kind != LEFT_OUT
-        and all(one.columns.get(hashed) == kind for one in others)
+        and all(other.columns.get(hashed) == kind for other in others)
         and not (kind == "text" and options.levels == "local" and others)
     ]
 
@@ -308,7 +308,7 @@ def planned(
             )  # fmt: skip
         gaps = any(one.gaps.get(hashed, False) for one in agreed.values())
         columns.append(Common(hashed, kind, in_order(every), gaps))
-    left = {h for one in offers.values() for h, kind in one.columns.items() if kind == LEFT_OUT}
+    left = {h for offer in offers.values() for h, kind in offer.columns.items() if kind == LEFT_OUT}
     if options.labels != "as-is":
         names = {site: dict.fromkeys(one.classes, 1) for site, one in offers.items()}
         refuse_spellings(names, options.label)

@@ -105,7 +105,7 @@ def _equal_ids(files: Sequence[str], names: Sequence[str]) -> bool:
         ids = [normalised(read_ids(Path(file), name)) for file, name in pairs]
     except UserError:
         return False
-    return all(one == ids[0] for one in ids)
+    return all(id == ids[0] for id in ids)
 
 
 def match_rows(tables: Sequence[Sequence[str]]) -> list[Array]:

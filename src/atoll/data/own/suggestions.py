@@ -91,7 +91,7 @@ def examine(**values: Any) -> list[Suggestion]:
     """
     options = build(TableOptions, values, "[data]")
     aliases = _label_aliases(options)
-    rules = {one.site: {"rename": one.entry} for one in aliases}
+    rules = {alias.site: {"rename": alias.entry} for alias in aliases}
     try:
         contents = read_contents(build(TableOptions, {**values, "sites": rules}, "[data]"))
     except UserError as error:
@@ -110,11 +110,11 @@ def _leaks(contents: Contents, suggestions: Sequence[Suggestion]) -> Iterator[Su
     """
     no_input = set[str]()
     by_option = {"ignore": no_input, "dates": set[str](), "categorical": set[str]()}
-    for one in suggestions:
-        if one.option in ("id", "group"):
-            no_input.add(one.entry)
-        elif one.option in by_option:
-            by_option[one.option] |= {*one.entry}
+    for suggestion in suggestions:
+        if suggestion.option in ("id", "group"):
+            no_input.add(suggestion.entry)
+        elif suggestion.option in by_option:
+            by_option[suggestion.option] |= {*suggestion.entry}
     leaks = list[str]()
     for name, profiles in _by_column(contents).items():
         kinds = {site: p.kind(name in by_option["categorical"]) for site, p in profiles.items()}

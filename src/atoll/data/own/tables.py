@@ -193,7 +193,7 @@ def recipe(plan: Survey, pieces: Mapping[str, list[Piece]], sites: Sequence[str]
     """How a file becomes numbers, as JSON: what a prediction needs."""
     files = {site: [list(piece) for piece in own] for site, own in pieces.items()}
     rules = {name: asdict(plan.options.rules(name)) for name in sites}
-    if all(one == asdict(Rules()) for one in rules.values()):
+    if all(rule == asdict(Rules()) for rule in rules.values()):
         rules = {}
     return {
         "label": plan.options.label,

@@ -135,7 +135,7 @@ def _patients(
     measured = _held(site)
     x = np.stack(columns, axis=1)
     x[:, ~measured] = 0  # not measured here; the layout says so
-    diagnoses = [DIAGNOSES.index(one.diagnosis) for one in PRESENTATIONS]
+    diagnoses = [DIAGNOSES.index(presentation.diagnosis) for presentation in PRESENTATIONS]
     return x, np.array(diagnoses, dtype=np.int64)[chosen]
 
 

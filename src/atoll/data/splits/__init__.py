@@ -88,7 +88,7 @@ def _refuse_mixed_sites(dataset: Dataset, scenario: Scenario, split: str) -> Non
     group = dataset.group
     assert group is not None
     for id, periods in scenario.holdings.items():
-        rows = np.concatenate([np.append(one.train, one.valid) for one in periods])
+        rows = np.concatenate([np.append(period.train, period.valid) for period in periods])
         if len(np.unique(group[rows])) > 1:
             what = f"with split = '{split}' client {id} has images of several sites"
             raise UserError(what, "scenario", "use split = 'sites' or 'domains', or leave it out")

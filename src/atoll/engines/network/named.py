@@ -22,7 +22,7 @@ def foreign_names(values: Mapping[str, Any]) -> list[tuple[Group, str]] | None:
         ("atoll.datasets", _name(values.get("public", {}))),
         ("atoll.models", _name(values.get("model", {}))),
         ("atoll.splits", scenario.get("split", "")),
-        *[("atoll.models", one) for one in models],
+        *[("atoll.models", model) for model in models],
     ]
     if not all(isinstance(name, str) for _, name in names):
         return None

@@ -103,7 +103,7 @@ def predict(
         if not ids:
             raise _wrong("no rows to predict", files[0].sheet.path, "give files that share ids")
         runs = [predictor, *predictor.others]
-        _predict([Halves(one.folder, one.variant) for one in runs], files, ids, writer)
+        _predict([Halves(run.folder, run.variant) for run in runs], files, ids, writer)
     return counts
 
 
