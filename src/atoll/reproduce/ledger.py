@@ -108,10 +108,7 @@ class Cell:
         if self.invalid:
             return self.invalid
         if not self.ours:
-            minutes = (
-                "not known" if self.seconds is None else f"{self.seconds / 60:.1f} GPU minutes"
-            )
-        return f"not measured; budget: {minutes}"
+            return f"not measured; budget: {_minutes(self.seconds)}"
         if len(self.units) < 2:
             return "one run: its deviation is not known"
         return needed(self.runs)
@@ -122,6 +119,10 @@ def needed(count: int | None, unit: str = "unit") -> str:
     if count is None:
         return f"not decidable with 1,000 {unit}s at this mean and deviation"
     return f"needs {count} {unit}s"
+
+
+def _minutes(seconds: float | None) -> str:
+    return "not known" if seconds is None else f"{seconds / 60:.1f} GPU minutes"
 
 
 @dataclass(frozen=True)
