@@ -103,7 +103,9 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             config = resolve(values_of(self.method, changes, Path(home)), self.method)
             folder = Path(home) / "run"
             execute(config, folder, engines.load(config.engine_options().name))
-            self._record = {path.name: path.read_bytes() for path in _needed(folder)}
+            self._record = {
+                path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()
+            }
         return self
 
     def predict(self, X: Any, sites: Any = None) -> Array:  # noqa: N803
@@ -116,15 +118,15 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         table, names = self._table(X, sites)
         result = np.empty((len(table), len(self.classes_)))
-        known = np.zeros(len(table), dtype=bool)
+        predicted = np.zeros(len(table), dtype=bool)
         with _value_errors(), self._objects(), TemporaryDirectory() as home:
             folder = self._unpacked(Path(home))
             for site in self.sites_ if names is not None else ():
                 rows = np.flatnonzero(names == site)
-                known[rows] = True
+                predicted[rows] = True
                 if len(rows):
                     result[rows] = _probabilities(folder, site, table.take(pa.array(rows)))
-            others = np.flatnonzero(~known)
+            others = np.flatnonzero(~predicted)
             if len(others):
                 part = table.take(pa.array(others))
                 result[others] = np.mean([_probabilities(folder, s, part) for s in self.sites_], 0)
@@ -199,11 +201,6 @@ def _site_tables(table: pa.Table, names: Array, codes: Array) -> dict[str, Any]:
         rows = np.flatnonzero(names == site)
         files[str(site)] = labeled.take(pa.array(rows))
     return {"files": files, "label": label, "keep": list(table.column_names)}
-
-
-def _needed(folder: Path) -> Iterator[Path]:
-    """The files of a record that a prediction reads."""
-    return (path for path in sorted(folder.iterdir()) if path.is_file())
 
 
 def _probabilities(folder: Path, site: str, table: pa.Table) -> Array:

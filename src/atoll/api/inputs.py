@@ -56,13 +56,10 @@ def named_objects(changes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     if network is None:
         return dict(changes), {}
     name = _imported_name(network)
-    objects = {} if name else {f"{MEMORY}{_word(network)}": network}
+    word = getattr(network, "__name__", type(network).__name__)
+    objects = {} if name else {f"{MEMORY}{word}": network}
     table = {"initial": "own", **table, "name": name or next(iter(objects))}
     return {**changes, "model": table}, objects
-
-
-def _word(network: Any) -> str:
-    return str(getattr(network, "__name__", type(network).__name__))
 
 
 def _imported_name(network: Any) -> str:

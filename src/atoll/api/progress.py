@@ -39,8 +39,8 @@ class Bar:
         pace.add(progress)
         run = [f"run {pace.run + 1}/{pace.runs}"] if pace.runs > 1 else []
         stage = [f"stage {progress.stage + 1}/{progress.stages}"] if progress.stages > 1 else []
-        here = [*run, *stage, f"round {progress.round + 1}/{progress.rounds}"]
-        self.say("  ".join([pace.left, *here]))
+        place = [*run, *stage, f"round {progress.round + 1}/{progress.rounds}"]
+        self.say("  ".join([pace.left, *place]))
 
     def say(self, words: str) -> None:
         """Show what is being done."""

@@ -121,9 +121,9 @@ class Result:
         for variant in self.variants:
             means[variant] = {}
             for name in self.runs[0].metrics[variant]:
-                values = [one[variant][name] for one in summaries if variant in one]
-                there = [value for value in values if math.isfinite(value)]
-                means[variant][name] = spread(there)[0] if there else math.nan
+                values = [summary[variant][name] for summary in summaries if variant in summary]
+                finite = [value for value in values if math.isfinite(value)]
+                means[variant][name] = spread(finite)[0] if finite else math.nan
         return means
 
     @property

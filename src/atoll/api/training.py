@@ -60,8 +60,8 @@ class _Plan:
                 bar.pace.run = number
                 folders.append(folder / f"seed-{config.seed}" if self.several else folder)
                 engine = engines.load(config.engine_options().name)
-                how: Any = {"watch": watch, "stopping": stopping, "loaded": loaded}
-                execute(config, folders[-1], engine, resume=self.resume, **how)
+                kwargs: Any = {"watch": watch, "stopping": stopping, "loaded": loaded}
+                execute(config, folders[-1], engine, resume=self.resume, **kwargs)
             if answered:
                 _answer_or_warn(folders, bar)
         return Result(folder, tuple(Run(one) for one in folders), self.objects)

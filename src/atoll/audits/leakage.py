@@ -28,17 +28,17 @@ AUDITED = 1000  # training rows that an audit reads
 FEWEST = 30  # an audit of fewer rows reports nothing
 
 
-def labels_from_gradients(gradients: Tensor, y: Tensor, known: Tensor) -> float:
+def labels_from_gradients(gradients: Tensor, y: Tensor, revealed: Tensor) -> float:
     """The share of rows whose label a client guesses that knows the labels of a few.
 
     It takes the label of the known row whose gradient points most nearly the same way. Chance is
     one by the number of classes.
     """
     unit = F.normalize(gradients.double(), dim=1)
-    near = unit @ unit[known].T
-    guess = y[known][near.argmax(1)]
+    near = unit @ unit[revealed].T
+    guess = y[revealed][near.argmax(1)]
     others = torch.ones(len(y), dtype=torch.bool, device=y.device)
-    others[known] = False
+    others[revealed] = False
     return float((guess == y)[others].double().mean())
 
 
@@ -62,18 +62,18 @@ def columns_snapshot(learner: Learner, moment: Moment) -> list[Snapshot]:
     x, where = learner.site.train(moment.stage).x[:AUDITED], (moment.stage, learner.site.id)
     if len(x) < FEWEST:  # the site has not joined yet, or has too few rows
         return []
-    embeddings, known = learner.half.embed(learner.scaled(x)), len(x) * 2 // 3
+    embeddings, split = learner.half.embed(learner.scaled(x)), len(x) * 2 // 3
     digits = {"as set": learner.settings.digits, "digits = 1": 1}
     sent = [rounded(embeddings, count) for count in digits.values()]
-    values = tuple((reconstruction(rows, x, known),) for rows in sent)
+    values = tuple((reconstruction(rows, x, split),) for rows in sent)
     return [Snapshot(*where, "columns from embeddings", tuple(digits), ("explained",), values)]
 
 
 def labels_snapshot(head: Head, moment: Moment, joint: Tensor, y: Tensor) -> list[Snapshot]:
     """How well gradients reveal labels to a client that knows three rows of each class."""
     joint, y, settings = joint[:AUDITED], y[:AUDITED], head.settings
-    known = torch.cat([torch.nonzero(y == kind).flatten()[:3] for kind in y.unique()] or [y])
-    if len(y) < FEWEST or len(known) == len(y):
+    revealed = torch.cat([torch.nonzero(y == kind).flatten()[:3] for kind in y.unique()] or [y])
+    if len(y) < FEWEST or len(revealed) == len(y):
         return []
     gradients = head.row_gradients(joint, y, settings.batch)
     size = float(gradients.norm(dim=1).mean())
@@ -82,7 +82,7 @@ def labels_snapshot(head: Head, moment: Moment, joint: Tensor, y: Tensor) -> lis
                "clip and noise 1": (size, size)}  # fmt: skip
     key = torch.tensor(head.site.stream("audit", moment).key, device=y.device)
     sent = [guarded(gradients, clip, noise, key) for clip, noise in amounts.values()]
-    values = tuple((labels_from_gradients(g, y, known), 1 / len(y.unique())) for g in sent)
+    values = tuple((labels_from_gradients(g, y, revealed), 1 / len(y.unique())) for g in sent)
     where, columns = (moment.stage, SERVER), ("guessed", "chance")
     return [Snapshot(*where, "labels from gradients", tuple(amounts), columns, values)]
 

@@ -104,7 +104,7 @@ def verdict(comparison: Comparison, adjusted: float) -> str:
 
 def verdicts(comparisons: Sequence[Comparison]) -> list[tuple[str, float]]:
     """The verdicts of comparisons that share one error rate, with adjusted p-values (Holm)."""
-    adjusted = holm([one.p for one in comparisons])
+    adjusted = holm([comparison.p for comparison in comparisons])
     return [(verdict(one, p), p) for one, p in zip(comparisons, adjusted, strict=True)]
 
 

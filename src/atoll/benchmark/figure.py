@@ -20,8 +20,8 @@ STYLES = ("-", "--", ":")
 
 def figure(ledgers: Sequence[Ledger]) -> bytes:
     """A row for each data set, at own cost."""
-    drawn = Figure(figsize=(10, 3.8 * len(ledgers)))
-    axes = drawn.subplots(len(ledgers), 2, squeeze=False)
+    plot = Figure(figsize=(10, 3.8 * len(ledgers)))
+    axes = plot.subplots(len(ledgers), 2, squeeze=False)
     for (left, right), ledger in zip(axes, ledgers, strict=True):
         for number, line in enumerate(lines(ledger, None).values()):
             _draw(left, right, line, number)
@@ -33,8 +33,8 @@ def figure(ledgers: Sequence[Ledger]) -> bytes:
         right.set_ylabel("forgetting")
         right.set_xscale("log")
         left.legend(fontsize=7, ncols=2)
-    drawn.tight_layout()
-    return svg(drawn)
+    plot.tight_layout()
+    return svg(plot)
 
 
 def _draw(left: Axes, right: Axes, line: Line, number: int) -> None:

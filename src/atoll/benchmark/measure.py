@@ -40,7 +40,7 @@ from atoll.runs.sweep import Point, sweep
 if TYPE_CHECKING:
     from atoll.cluster.driver import ClusterSweep
 
-__all__ = ["Clock", "Ledger", "names", "run_key", "sizes_of"]
+__all__ = ["Clock", "Ledger", "names", "run_key"]
 
 Phase = Literal["tuning", "measured"]
 
@@ -284,12 +284,12 @@ def _entry(run: Run, steps: int) -> dict[str, Any]:
     """The numbers of a run; bytes are those of training, without tests."""
     metrics, result = run.metrics[run.headline], primary(run.events, run.headline)
     stages = range(len(result.stages))
-    known = [result.accuracy[:, : stage + 1, stage] for stage in stages]  # (clients, tasks)
+    accuracies = [result.accuracy[:, : stage + 1, stage] for stage in stages]  # (clients, tasks)
     crossed = [e for e in run.events if isinstance(e, Message) and e.action != "check"]
     return {
         "accuracy": metrics["final_accuracy"],
         "forgetting": metrics["forgetting_best_last"],
-        "by_stage": [float(np.nanmean(one)) for one in known],
+        "by_stage": [float(np.nanmean(accuracy)) for accuracy in accuracies],
         "bytes": sum(message.bytes for message in crossed),
         "steps": steps,
     }

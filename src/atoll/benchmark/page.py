@@ -207,8 +207,8 @@ def _ranges() -> str:
 
 def _own_command(ledger: Ledger) -> str:
     """The command that measures a data set: what its plan changes."""
-    given, usual = asdict(ledger.plan), asdict(Plan())
-    changes = {name: value for name, value in given.items() if value != usual[name]}
+    values, usual = asdict(ledger.plan), asdict(Plan())
+    changes = {name: value for name, value in values.items() if value != usual[name]}
     changes.pop("contenders", None)
     words = [f"{name}={json.dumps(value)}" for name, value in changes.items()]
     quoted = "".join(f" --set {shlex.quote(word)}" for word in words)

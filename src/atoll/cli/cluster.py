@@ -91,8 +91,8 @@ def on_cluster(
     """What runs sweeps on the cluster that `--on` names; None where it names none."""
     if not on:
         asked = {"--gpus-per-block": gpus is not None, "--points-per-block": points > 0}
-        for flag, given in (asked | {"--no-shared-folder": not shared}).items():
-            if given:
+        for flag, is_set in (asked | {"--no-shared-folder": not shared}).items():
+            if is_set:
                 raise UserError(f"{flag} without a cluster", flag, "add --on ray")
         yield None
         return

@@ -120,13 +120,13 @@ def _as_option(error: Exception, what: str) -> str:
     """What --set would say, where an option of the run was given to the command; else nothing."""
     from atoll.core.options import SYNONYMS  # noqa: PLC0415 - help must not wait for pydantic
 
-    given = str(getattr(error, "option_name", ""))
-    flag = given.lstrip("-").replace("-", "_")
+    name = str(getattr(error, "option_name", ""))
+    flag = name.lstrip("-").replace("-", "_")
     option = SYNONYMS.get(flag, flag)
     config = next((word for word in sys.argv[2:] if not word.startswith("-")), "")
-    known = {"model", *option_values(config), *option_values("")}  # the latter: of every split
-    if option in known:
-        return f"{option}={_value_after(given)}"
+    options = {"model", *option_values(config), *option_values("")}  # the latter: of every split
+    if option in options:
+        return f"{option}={_value_after(name)}"
     extra = re.search(r"extra arguments?(?:\(s\))? \((\w[\w.]*=[^)]*)\)", what)
     return " --set ".join(extra.group(1).split()) if extra else ""
 

@@ -123,8 +123,8 @@ def show_command(
         ("robust", RobustOptions, config.robust),
         ("report", ReportOptions, config.report),
     ):
-        known = [option for option in describe(kind) if applies(title, option)]
-        _print_options("run" if kind is RunConfig else f"[{title}]", known, chosen)
+        shown = [option for option in describe(kind) if applies(title, option)]
+        _print_options("run" if kind is RunConfig else f"[{title}]", shown, chosen)
 
 
 def _applies(config: RunConfig, table: str, option: Option) -> bool:
@@ -149,12 +149,12 @@ def _kind(config: RunConfig) -> str:
     return data.about(name).kind if name.replace("_", "-") in data.names() else ""
 
 
-def _print_options(title: str, known: Sequence[Option], chosen: Mapping[str, Any]) -> None:
+def _print_options(title: str, options: Sequence[Option], chosen: Mapping[str, Any]) -> None:
     rows = []
     if "split" in chosen:
         names = " | ".join(splits.names())
         rows.append(["split", json.dumps(chosen["split"]), names, "", "who holds what"])
-    for option in known:
+    for option in options:
         value = chosen.get(option.name, option.default)
         if option.name == "data" or not isinstance(value, dict):  # other tables have their own
             cells = (option.name, json.dumps(value), option.kind, option.range, option.remark)
@@ -217,8 +217,8 @@ def align_command(
     if len(names) not in (1, len(files)):
         what = f"{len(files)} files, but {len(names)} columns of ids"
         raise UserError(what, "--id", "give --id once, or once for each file")
-    named = zip(files, names * len(files) if len(names) == 1 else names, strict=True)
-    tables = {path.stem: alignment.read_ids(path, name) for path, name in named}
+    pairs = zip(files, names * len(files) if len(names) == 1 else names, strict=True)
+    tables = {path.stem: alignment.read_ids(path, name) for path, name in pairs}
     if len(tables) < max(2, len(files)):
         remedy = "give two or more files that have different names"
         raise UserError("two files of one name, or one alone", "atoll align", remedy)
@@ -262,11 +262,11 @@ def init_command(
     images = bool(files) and all(_is_images(file) for file in files or ())
     if not (files and (label or images)) and not asking:
         raise UserError("no files or no label", "atoll init", "atoll init A.csv B.csv --label NAME")
-    given = files or str(typer.prompt("Files, one for each site, with blanks between")).split()
-    texts = text or ("text" if all(file.endswith(".jsonl") for file in given) else "")
+    paths = files or str(typer.prompt("Files, one for each site, with blanks between")).split()
+    texts = text or ("text" if all(file.endswith(".jsonl") for file in paths) else "")
     if not images:
         label = label or str(typer.prompt("The column to predict"))
-    wish = _of_parties(Wish(tuple(given), label, method, site, stage, texts, images, id))
+    wish = _of_parties(Wish(tuple(paths), label, method, site, stage, texts, images, id))
     usual = "fccl" if images else "fedseit" if texts else "vleto" if wish.parties else "chfl"
     method = method or (str(typer.prompt("Method", default=usual)) if asking else usual)
     wish = replace(wish, method=method)
@@ -299,13 +299,13 @@ def _of_parties(wish: Wish) -> Wish:
     return replace(wish, id=ids.column, ids=ids.names, parties=True, aligned=ids.aligned)
 
 
-def _with_folders_of_files(given: Sequence[str]) -> list[str]:
+def _with_folders_of_files(paths: Sequence[str]) -> list[str]:
     """The files; a folder that has tables or texts, and no image, stands for these.
 
     Hidden entries do not count; a .txt file does where there is no other: it may be a note.
     """
     files = list[str]()
-    for one in given:
+    for one in paths:
         inside = sorted(Path(one).iterdir()) if Path(one).is_dir() else []
         inside = [path for path in inside if not path.name.startswith(".")]
         tables = [path for path in inside if path.suffix.lower() in (*sheets.ENDINGS, ".jsonl")]

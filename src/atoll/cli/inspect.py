@@ -45,8 +45,8 @@ def inspect_command(what: Config, set_: Set = None) -> None:
     config = resolve(change(read(what), changes), what)
     remarks: list[tuple[str, str]] = []
     if config.split == "files" and "files" in config.data:
-        given = {key: value for key, value in config.data.items() if key != "name"}
-        contents = read_contents(build(tables.TableOptions, given, "[data]"), duplicates=True)
+        values = {key: value for key, value in config.data.items() if key != "name"}
+        contents = read_contents(build(tables.TableOptions, values, "[data]"), duplicates=True)
         suggested = [(one.why, f"write {one.text}") for one in suggest(contents)]
         survey = _survey_or_suggestions(contents, suggested)
         findings = [(finding.what, finding.action) for finding in survey.findings]
@@ -86,8 +86,8 @@ def _survey_or_suggestions(contents: Contents, suggested: list[tuple[str, str]])
 def check(config: RunConfig) -> None:
     """Raise what `inspect` raises on the data of a config, and show nothing."""
     if config.split == "files" and "files" in config.data:
-        given = {key: value for key, value in config.data.items() if key != "name"}
-        contents = read_contents(build(tables.TableOptions, given, "[data]"))
+        values = {key: value for key, value in config.data.items() if key != "name"}
+        contents = read_contents(build(tables.TableOptions, values, "[data]"))
         _to_be_dealt(survey_of(contents, leaks=False), config)
     else:
         parts(_not_refusing(config))
@@ -102,24 +102,24 @@ def _few_tests(site: str, rows: int, regression: bool) -> tuple[str, str]:
 
 def _not_refusing(config: RunConfig) -> RunConfig:
     """The config for a look at data whose labels may disagree, which a run refuses."""
-    given = config.data
-    if not ("parties" in given or "text" in given) or "labels" in given:
+    data = config.data
+    if not ("parties" in data or "text" in data) or "labels" in data:
         return config
-    return replace(config, data={**given, "labels": "as-is"})
+    return replace(config, data={**data, "labels": "as-is"})
 
 
 def _suggested(config: RunConfig) -> list[tuple[str, str]]:
     """Suggestions for own texts and for tables of parties, and columns that give labels away."""
-    given = {key: value for key, value in config.data.items() if key != "name"}
+    values = {key: value for key, value in config.data.items() if key != "name"}
     findings: list[tuple[str, str]] = []
     suggestions: list[Suggestion] = []
-    if "parties" in given:
-        contents = parties.read_contents(**given)
+    if "parties" in values:
+        contents = parties.read_contents(**values)
         findings += parties.leaks(contents)
         suggestions += suggest_for_parties(contents)
-    elif "text" in given:
-        suggestions += suggest_for_texts(texts.examine(**given))
-    return findings + [(one.why, f"write {one.text}") for one in suggestions]
+    elif "text" in values:
+        suggestions += suggest_for_texts(texts.examine(**values))
+    return findings + [(suggestion.why, f"write {suggestion.text}") for suggestion in suggestions]
 
 
 def _refuse_broken_images(config: RunConfig) -> None:
@@ -158,8 +158,8 @@ def _print_dataset(run_parts: Parts) -> None:
     if stages and stage is not None:
         rows = []
         for number, name in enumerate(stages):
-            mine = dataset.y[stage == number]
-            rows.append([name, f"{len(mine):,}", counted(_class_counts(dataset, mine))])
+            labels = dataset.y[stage == number]
+            rows.append([name, f"{len(labels):,}", counted(_class_counts(dataset, labels))])
         print_grid("stages", ["stage", "rows", "classes"], rows)
 
 
@@ -167,8 +167,8 @@ def _class_counts(dataset: Dataset, labels: Array) -> dict[str, int]:
     if dataset.regression:
         return {dataset.classes[0]: len(labels)}
     counts = np.bincount(labels, minlength=len(dataset.classes))
-    named = zip(dataset.classes, counts.tolist(), strict=True)
-    return {name: count for name, count in named if count}
+    pairs = zip(dataset.classes, counts.tolist(), strict=True)
+    return {name: count for name, count in pairs if count}
 
 
 def _print_groups(dataset: Dataset, title: str, measure: Callable[[Array], list[str]]) -> None:
@@ -176,9 +176,9 @@ def _print_groups(dataset: Dataset, title: str, measure: Callable[[Array], list[
     assert dataset.group is not None
     rows = []
     for number, name in enumerate(dataset.groups):
-        mine = np.flatnonzero(dataset.group == number)
-        counts = counted(_class_counts(dataset, dataset.y[mine]))
-        rows.append([name, f"{len(mine):,}", counts, *measure(dataset.x[mine])])
+        members = np.flatnonzero(dataset.group == number)
+        counts = counted(_class_counts(dataset, dataset.y[members]))
+        rows.append([name, f"{len(members):,}", counts, *measure(dataset.x[members])])
     last = ["tokens", "words"] if dataset.kind == "text" else ["read as"]
     print_grid(title, ["site", "rows", "classes", *last], rows)
     if dataset.kind == "text":
@@ -201,10 +201,10 @@ def _image_sizes(images: Array) -> list[str]:
 
 def _print_file_sizes(run_parts: Parts) -> None:
     """The sizes of own images as they are in the files, the most frequent first."""
-    given = run_parts.config.data
+    data = run_parts.config.data
     rows = []
-    for site, path in zip(run_parts.dataset.groups, given.get("images", ()), strict=False):
-        sizes = file_sizes(Path(path), given.get("image", "image")).most_common()
+    for site, path in zip(run_parts.dataset.groups, data.get("images", ()), strict=False):
+        sizes = file_sizes(Path(path), data.get("image", "image")).most_common()
         shown = counted(dict(sizes[:MOST_SIZES]))
         more = f", and {len(sizes) - MOST_SIZES} more" if len(sizes) > MOST_SIZES else ""
         rows.append([site, shown + more])

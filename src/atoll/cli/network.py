@@ -374,9 +374,9 @@ def _called(kit: Kit, runs: list[Run]) -> list[str]:
     sentences = dict[str, None]()
     for run in runs:
         pairs = zip(kit.sites, run.facts["clients"], strict=True)
-        named = [f"{site} is {client}" for site, client in pairs if site != client]
-        if named:
-            sentences[f"in the record {', '.join(named)}"] = None
+        aliases = [f"{site} is {client}" for site, client in pairs if site != client]
+        if aliases:
+            sentences[f"in the record {', '.join(aliases)}"] = None
     return list(sentences)
 
 

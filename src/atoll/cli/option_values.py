@@ -47,9 +47,9 @@ def option_values(config: str) -> Values:
     return options
 
 
-def _both_names(table: str, fields: Values, taken: Values) -> Values:
+def _both_names(table: str, fields: Values, reserved: Values) -> Values:
     """Options by their full names, and by their short ones where these are free."""
-    short = {name: values for name, values in fields.items() if name not in taken}
+    short = {name: values for name, values in fields.items() if name not in reserved}
     return {f"{table}.{name}": values for name, values in fields.items()} | short
 
 

@@ -156,9 +156,9 @@ def _predict_parties(
         raise UserError("--data does not fit", str(file or predictor.folder), remedy)
     if lacking not in ("drop", "fill"):
         raise UserError(f"unknown way '{lacking}'", "--lacking", "use drop or fill")
-    how: parties.Lacking = "fill" if lacking == "fill" else "drop"
-    result = parties.predict(predictor, data, to, how, held_out)
-    became = "left out" if how == "drop" else "its columns taken as missing"
+    treatment: parties.Lacking = "fill" if lacking == "fill" else "drop"
+    result = parties.predict(predictor, data, to, treatment, held_out)
+    became = "left out" if treatment == "drop" else "its columns taken as missing"
     for name, ids in result.lacking.items():
         listed = ", ".join(ids[: alignment.SHOWN]) + (", ..." if len(ids) > alignment.SHOWN else "")
         err.print(f"{len(ids):,} ids are not in {name}, {became}: {listed}", soft_wrap=True)

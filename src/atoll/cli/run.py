@@ -45,7 +45,7 @@ from atoll.runs.execute import execute
 from atoll.runs.folders import refuse_absent, refuse_other_config, run_folder
 from atoll.runs.result import Run, plain, table
 from atoll.runs.sweep import Point, Sweeper, points, sweep
-from atoll.runs.track import known, tracked
+from atoll.runs.track import checked, tracked
 
 __all__ = ["numbers", "register"]
 
@@ -75,7 +75,7 @@ def run_command(
     changes |= {"engine.name": engine} if engine else {}
     changes |= {"engine.device": device} if device else {}
     config = resolve(change(read(what), changes), what)
-    trackers = known(track or [])
+    trackers = checked(track or [])
     chosen = numbers(seeds, "--seeds") if seeds else []
     with run_folder(config.name, to, resume) as folder:
         todo = [(dataclasses.replace(config, seed=n), folder / f"seed-{n}") for n in chosen]
@@ -291,8 +291,8 @@ def reproduce_command(
 
 def _refuse_on(on: str, flags: dict[str, bool]) -> None:
     """Refuse a cluster beside flags that use none."""
-    for flag, given in flags.items():
-        if on and given:
+    for flag, is_set in flags.items():
+        if on and is_set:
             raise UserError(f"{flag} does not run on a cluster", flag, "leave --on out")
 
 

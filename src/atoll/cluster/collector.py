@@ -70,8 +70,8 @@ class Collector:
 
         An actor that was restarted knows none.
         """
-        known = self.blocks.setdefault(block, {"attempt": attempt, "where": "", "attempts": 1})
-        return bool(known["attempt"] == attempt)
+        status = self.blocks.setdefault(block, {"attempt": attempt, "where": "", "attempts": 1})
+        return bool(status["attempt"] == attempt)
 
     def _point(self, path: str) -> Path:
         """The folder of a point; never outside that of the sweep."""

@@ -35,8 +35,8 @@ def from_text(text: str) -> Exception:
         "BadMessageError": BadMessageError,
     }
     if kind in kinds:
-        known: Exception = kinds[kind](*values)
-        return known
+        rebuilt: Exception = kinds[kind](*values)
+        return rebuilt
     error = NodeError(values[0])
     error.add_note(values[1])
     return error

@@ -93,10 +93,10 @@ def run_block(spec: Spec, driver: Driver, where: str) -> dict[str, Any]:
         try:
             torch.set_num_threads(spec["threads"])
             _enter(spec)
-            here = _sees_folder(spec)
-            with _workplace(spec, driver, here) as (members, scratch):
+            shared = _sees_folder(spec)
+            with _workplace(spec, driver, shared) as (members, scratch):
                 job = _BlockRun(spec, driver, members, scratch, attempt)
-                job.sends = not here
+                job.sends = not shared
                 result |= job.run()
         except Exception as error:  # of the whole block: no disk, another config, a lock
             result["failed"] = {str(n): as_text(error) for n in spec["numbers"]}
@@ -105,20 +105,20 @@ def run_block(spec: Spec, driver: Driver, where: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _workplace(spec: Spec, driver: Driver, here: bool) -> Iterator[tuple[list[Point], Path]]:
+def _workplace(spec: Spec, driver: Driver, shared: bool) -> Iterator[tuple[list[Point], Path]]:
     """The points with their folders, and a folder that goes: for what is the block's alone.
 
-    The points are in the sweep's folder if that is `here`, else in the folder that goes.
+    The points are in the sweep's folder if that is `shared`, else in the folder that goes.
     """
     with tempfile.TemporaryDirectory(prefix="atoll-block-") as name:
         scratch = Path(name)
-        root = Path(spec["folder"]) if here else scratch / "points"
+        root = Path(spec["folder"]) if shared else scratch / "points"
         members = []
         for path, text in zip(spec["paths"], spec["configs"], strict=True):
             folder = root / path
             if spec["count_steps"]:  # steps are those of one whole attempt
                 _empty(folder)
-            elif not here:
+            elif not shared:
                 unpack(driver.fetch(path), folder)
             members.append(Point({}, _config(text), folder))
         yield members, scratch
@@ -190,8 +190,8 @@ class _BlockRun:
             return LocalEngine(run_parts, counter)
 
         failed: dict[int, BaseException] = {}
-        how: Any = {"watch": self._watch, "stopping": self._is_stopped, "patience": PATIENCE}
-        sweep(stack, scratch, engine, resume=True, failed=failed, **how)
+        kwargs: Any = {"watch": self._watch, "stopping": self._is_stopped, "patience": PATIENCE}
+        sweep(stack, scratch, engine, resume=True, failed=failed, **kwargs)
         steps = {
             number: counters[id(point.config)].steps
             for number, point in enumerate(stack)

@@ -132,9 +132,9 @@ class RayBackend:
         """Start the collector on this node; it is restarted if it dies."""
         self.name = f"collector-{secrets.token_hex(8)}"
         actor: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Collector)
-        here = _on(ray.get_runtime_context().get_node_id())
-        named = actor.options(name=self.name, namespace=NAMESPACE, scheduling_strategy=here)
-        self.collector = named.remote(str(folder))
+        strategy = _on(ray.get_runtime_context().get_node_id())
+        factory = actor.options(name=self.name, namespace=NAMESPACE, scheduling_strategy=strategy)
+        self.collector = factory.remote(str(folder))
         ray.get(self.collector.states.remote())
 
     def submit(self, spec: str, threads: int, gpus: float) -> Any:

@@ -20,7 +20,7 @@ from atoll.compute.choice_files import choices, name_of, remember, remembered
 from atoll.compute.proof import SAMPLE, TOLERANCE, prove
 from atoll.core.record import write_whole
 
-__all__ = ["TRIAL", "Subject", "Tuner", "faster", "proved", "timed", "tune", "what"]
+__all__ = ["TRIAL", "Subject", "Tuner", "faster", "proved", "summary", "timed", "tune"]
 
 TRIAL = 3  # batches that are timed
 FAR = 1e300  # written in place of a difference that is not finite, for JSON
@@ -41,8 +41,8 @@ def proved(kind: Kind, work: str, jobs: Sequence[Any], way: str = "") -> Choice:
     error = min(verdict.difference, FAR)
     if not verdict.way:
         return Choice(work, len(jobs), "loop", verdict.reason, error, TOLERANCE)
-    named = "" if verdict.way == "captured" else verdict.way
-    choice = Choice(work, len(jobs), mode, kind.reason, error, TOLERANCE, way=named)
+    stacked_way = "" if verdict.way == "captured" else verdict.way
+    choice = Choice(work, len(jobs), mode, kind.reason, error, TOLERANCE, way=stacked_way)
     return replace(choice, rounding=verdict.rounding)
 
 
@@ -70,7 +70,7 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def what(key: Any) -> str:
+def summary(key: Any) -> str:
     """The name of jobs of this key in the record."""
     return str(key[0]) if isinstance(key, tuple) else "work"
 
@@ -103,8 +103,8 @@ class Tuner:
         """
         self.mode, self.folder, self.rules = mode, folder, rules
         self.parts, self.rounds = parts, rounds
-        known = choices(folder) if folder else {}
-        self.choices = {n: c for n, c in known.items() if not n.startswith(UNRESOLVED)}
+        stored = choices(folder) if folder else {}
+        self.choices = {n: c for n, c in stored.items() if not n.startswith(UNRESOLVED)}
         self._decided: dict[Hashable, str] = {}
 
     def __getitem__(self, about: Hashable) -> Choice:
@@ -136,34 +136,34 @@ class Tuner:
         size = len(jobs).bit_length()  # a choice for 60 members also holds for 50
         few = steps is not None and self.rounds and self.rounds * steps < 2 * _trial(len(jobs))
         if few and self.mode != "stacked":
-            little = Choice(what(key), len(jobs), "loop", "too little to try both ways")
+            little = Choice(summary(key), len(jobs), "loop", "too little to try both ways")
             return self.decide(key, self.key((key, size), device), lambda: little)
-        return self.tuned(Subject(kind, key, (key, size), device, what(key)), jobs)
+        return self.tuned(Subject(kind, key, (key, size), device, summary(key)), jobs)
 
     def tuned(self, subject: Subject, jobs: Sequence[Any]) -> Choice:
         """Decide by a proof alone where the mode asks for it, else by the rules."""
         if subject.about in self:
             return self[subject.about]
-        named = self.key(subject.cached, subject.device)
+        key = self.key(subject.cached, subject.device)
         if self.mode == subject.kind.mode(jobs):
-            return self.decide(subject.about, named, lambda: proved(*subject.work, jobs))
+            return self.decide(subject.about, key, lambda: proved(*subject.work, jobs))
         find = lambda: tune(self.rules, *subject.work, jobs)  # noqa: E731
-        return self.decide(subject.about, named, lambda: remembered(named, find))
+        return self.decide(subject.about, key, lambda: remembered(key, find))
 
     def proved(self, subject: Subject, jobs: Sequence[Any]) -> Choice:
         """Decide by a proof alone, in any mode."""
         if subject.about in self:
             return self[subject.about]
-        named = cache_key(subject.cached, subject.device)
+        key = cache_key(subject.cached, subject.device)
         find = lambda: proved(*subject.work, jobs)  # noqa: E731
-        return self.decide(subject.about, named, lambda: remembered(named, find))
+        return self.decide(subject.about, key, lambda: remembered(key, find))
 
-    def decide(self, about: Hashable, named: Key, find: Callable[[], Choice]) -> Choice:
+    def decide(self, about: Hashable, key: Key, find: Callable[[], Choice]) -> Choice:
         """The known choice of this name, else the result of `find`."""
         if about not in self:
-            if named.name not in self.choices:
-                self.note(named.name, find())
-            self._decided[about] = named.name
+            if key.name not in self.choices:
+                self.note(key.name, find())
+            self._decided[about] = key.name
         return self[about]
 
     def refuse(self, job: Any, reason: str) -> None:

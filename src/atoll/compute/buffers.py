@@ -59,18 +59,18 @@ def load(
     """
     places, tensors = [], []
     for name, buffer in buffers.items():
-        new = [one.get(name) for one in brought]
+        new = [tensor.get(name) for tensor in brought]
         if outputs and all(n is g.get(name) for n, g in zip(new, outputs, strict=True)):
             continue
         shared = new[0]
-        if shared is not None and not buffer.widths and all(one is shared for one in new):
+        if shared is not None and not buffer.widths and all(tensor is shared for tensor in new):
             buffer.whole.copy_(shared)  # all members bring the very same tensor
             continue
-        if any(one is None for one in new):
+        if any(tensor is None for tensor in new):
             buffer.whole.zero_()
-        there = [(p, one) for p, one in zip(buffer.places, new, strict=True) if one is not None]
-        places += [place for place, _ in there]
-        tensors += [one for _, one in there]
+        pairs = [(p, t) for p, t in zip(buffer.places, new, strict=True) if t is not None]
+        places += [place for place, _ in pairs]
+        tensors += [tensor for _, tensor in pairs]
     if places:
         torch._foreach_copy_(places, tensors)
 
@@ -96,18 +96,19 @@ class Bundle:
         """A bundle of these rows; reuses the tensors of `into` if the layout is the same."""
         places: dict[tuple[int, ...], int] = {}
         first, distinct, count = [], [], 0
-        for one in rows:
-            key = place_of(one)
+        for part in rows:
+            key = place_of(part)
             if key not in places:
-                places[key], count = count, count + len(one)
-                distinct.append(one)
+                places[key], count = count, count + len(part)
+                distinct.append(part)
             first.append(places[key])
         x, own, y = (
             [r.x for r in distinct],
             _padded([r.own for r in distinct]),
             [r.y for r in distinct],
         )
-        shares = [one.share for one in distinct if one.share is not None]  # all have some, or none
+        # all have some, or none
+        shares = [part.share for part in distinct if part.share is not None]
         shape = (count, *x[0].shape[1:]), (count, own[0].shape[-1])
         if into is None or (into.first, into.x.shape, into.own.shape) != (tuple(first), *shape):
             share = torch.cat(shares) if shares else None

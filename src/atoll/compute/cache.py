@@ -266,7 +266,7 @@ class _Walk:
 def _imported(name: str, package: str) -> list[types.ModuleType]:
     """Modules of this name that are loaded and not installed: a function may import them itself."""
     several = [sys.modules.get(full) for full in (name, f"{package}.{name}")]
-    return [one for one in several if one and not _is_known(one.__name__, vars(one))]
+    return [m for m in several if m and not _is_known(m.__name__, vars(m))]
 
 
 def _tensor(value: torch.Tensor) -> str:

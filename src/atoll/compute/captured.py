@@ -59,7 +59,7 @@ class Captured:
             n: torch.zeros((self.replicas, n), dtype=torch.int64, device=self.device) for n in sizes
         }
         self.graphs: dict[int, Any] = {}
-        self.taken = dict.fromkeys(sizes, 0)  # eager steps of each size
+        self.eager_steps = dict.fromkeys(sizes, 0)  # by size
         self.lane = lane or Lane(self.device)
 
     def fits(self, jobs: Sequence[TrainJob]) -> bool:
@@ -106,7 +106,7 @@ class Captured:
         """The results of the jobs."""
         rows = max(1, jobs[0].epochs * self.count)
         names, losses = [p.name for p in self.phases], (self.losses / rows).T.tolist()
-        memory = {n: t for one in self.memory for n, t in copied_at_once(one.saved()).items()}
+        memory = {n: t for m in self.memory for n, t in copied_at_once(m.saved()).items()}
         weights = copied_at_once(self.weights)
         several = self.replicas > 1
         results = []
@@ -122,8 +122,8 @@ class Captured:
         """Copy the jobs' values into the buffers."""
         into(self.weights, {n: self._joined([j.weights[n] for j in jobs]) for n in self.weights})
         rows = self._end_to_end(jobs)
-        for mine, source in zip(_tensors(self.rows), _tensors(rows), strict=True):
-            mine.copy_(source)
+        for buffer, source in zip(_tensors(self.rows), _tensors(rows), strict=True):
+            buffer.copy_(source)
         moments = {n: self._joined([j.moments[n] for j in jobs]) for n in jobs[0].moments}
         for memory in self.memory:
             memory.load(moments)
@@ -135,8 +135,8 @@ class Captured:
             self.graphs[size].replay()
             return
         self._step(size)
-        self.taken[size] += 1
-        if self.lane.captures and self.taken[size] >= EAGER:
+        self.eager_steps[size] += 1
+        if self.lane.captures and self.eager_steps[size] >= EAGER:
             self.graphs[size] = self.lane.captured(partial(self._step, size))
             torch.cuda.empty_cache()  # what the steps before took beside the graphs' own memory
 
@@ -154,10 +154,10 @@ class Captured:
             return loss(self.weights, batch).sum()[None]
         parts = [t.view(self.replicas, size, *t.shape[1:]) for t in _tensors(batch)]
 
-        def one(weights: dict[str, Tensor], *rows: Tensor) -> Tensor:
+        def member_loss(weights: dict[str, Tensor], *rows: Tensor) -> Tensor:
             return loss(weights, Rows(*rows)).sum()
 
-        losses: Tensor = torch.vmap(one)(self.weights, *parts)
+        losses: Tensor = torch.vmap(member_loss)(self.weights, *parts)
         return losses
 
 
@@ -190,22 +190,22 @@ def run_captured(
     places = range(len(pairs))
     for several in [places] if streams else [[place] for place in places]:
         _sent([pairs[i] for i in several], [looks[i] for i in several])
-    return [one.results(works) for one, works in pairs]
+    return [capture.results(works) for capture, works in pairs]
 
 
 def _sent(
     pairs: Sequence[tuple[Captured, Sequence[TrainJob]]], probes: Sequence[Probe | None]
 ) -> None:
-    for one, _ in pairs:
-        one.lane.open()
+    for capture, _ in pairs:
+        capture.lane.open()
     running = {
-        i: one.steps(works, probe)
-        for i, ((one, works), probe) in enumerate(zip(pairs, probes, strict=True))
+        i: capture.steps(works, probe)
+        for i, ((capture, works), probe) in enumerate(zip(pairs, probes, strict=True))
     }
     while running:
         for i in list(running):
-            with pairs[i][0].lane.here():
+            with pairs[i][0].lane.on_stream():
                 if next(running[i], END) is END:
                     del running[i]
-    for one, _ in pairs:
-        one.lane.close()
+    for capture, _ in pairs:
+        capture.lane.close()

@@ -43,10 +43,10 @@ def _error(expected: Tensor, actual: Tensor, start: Tensor | None) -> float:
         return math.inf
     if not expected.numel():
         return 0.0
-    one, other = expected.double(), actual.to(expected.device).double()
-    same = (one == other) | (one.isnan() & other.isnan())
-    error = torch.where(same, 0.0, (one - other).abs()).max()
-    finite = torch.where(one.isfinite(), one, 0.0)
+    first, second = expected.double(), actual.to(expected.device).double()
+    same = (first == second) | (first.isnan() & second.isnan())
+    error = torch.where(same, 0.0, (first - second).abs()).max()
+    finite = torch.where(first.isfinite(), first, 0.0)
     size = max(float(finite.abs().max()), FLOOR)
     if start is not None and start.is_floating_point() and start.shape == expected.shape:
         change = (finite - start.to(finite.device).double()).nan_to_num(0.0, 0.0, 0.0)

@@ -138,7 +138,7 @@ class EarlyStoppedStack:
         course = stepped(self.course, self._loss(), self.rule)
         if self.rule.fresh:
             unchanged = (course[:, RATE] == self.course[:, RATE]).double()
-            self.optimiser.taken.mul_(unchanged)
+            self.optimiser.steps.mul_(unchanged)
             for buffer in self.optimiser.buffers.values():
                 shape = (-1, *[1] * (buffer.whole.dim() - 1))
                 buffer.whole.mul_(unchanged.to(buffer.whole.dtype).view(shape))
@@ -169,20 +169,22 @@ class EarlyStoppedStack:
         """The present values of the members; those without a job in the next round keep them."""
         courses = self.course.cpu()
         trained = self.stack.unload([job.first for job in members])
-        for place, (job, one) in enumerate(zip(members, trained, strict=True)):
-            work = replace(job.work, weights=one.weights, moments=one.moments)
+        for place, (job, result) in enumerate(zip(members, trained, strict=True)):
+            work = replace(job.work, weights=result.weights, moments=result.moments)
             self.last[place] = replace(job, work=work)
         results = []
         for seat in seats:
-            one, course = trained[seat], courses[seat].clone()
-            forgot = self.rule.fresh and not one.moments[f"steps/{self.optimiser.phase.name}"]
-            results.append(EarlyStoppedResult(one.weights, {} if forgot else one.moments, course))
+            result, course = trained[seat], courses[seat].clone()
+            forgot = self.rule.fresh and not result.moments[f"steps/{self.optimiser.phase.name}"]
+            results.append(
+                EarlyStoppedResult(result.weights, {} if forgot else result.moments, course)
+            )
         return results
 
 
-def _same(one: EarlyStoppedJob, other: EarlyStoppedJob) -> bool:
+def _same(first: EarlyStoppedJob, second: EarlyStoppedJob) -> bool:
     """Whether both are of the same rows."""
-    return one.work.rows is other.work.rows and one.valid is other.valid
+    return first.work.rows is second.work.rows and first.valid is second.valid
 
 
 def _ended(course: Tensor) -> Tensor:

@@ -102,19 +102,19 @@ class Executor:
         `moment`: the current place in the run, which decides when results are checked.
         """
         self.moment = moment
-        how = f"{self.mode}, {torch.backends.cudnn.allow_tf32}{self.tuner.rules.name}"
-        names = shared_training.named(jobs, self.keep, how)
+        settings = f"{self.mode}, {torch.backends.cudnn.allow_tf32}{self.tuner.rules.name}"
+        names = shared_training.files_of(jobs, self.keep, settings)
         ways = fixed_ways(self._ways) if self.deterministic else timed_ways(self._timings)
         with shared_training.alone(names), ways:
-            known = {
+            stored = {
                 id: shared_training.load(path, jobs[id])
                 for id, path in names.items()
                 if path.exists()
             }
-            results = self._run({id: job for id, job in jobs.items() if id not in known})
-            for id in names.keys() - known.keys():
+            results = self._run({id: job for id, job in jobs.items() if id not in stored})
+            for id in names.keys() - stored.keys():
                 shared_training.save_as(names[id], results[id])
-        return {id: known[id] if id in known else results[id] for id in jobs}
+        return {id: stored[id] if id in stored else results[id] for id in jobs}
 
     def _run(self, jobs: Jobs) -> Results:
         if self.mode == "loop":
@@ -228,8 +228,8 @@ class Executor:
     ) -> Accelerated:
         """Buffers that fit these jobs; the oldest make room for new ones."""
         pool = self._stacks.setdefault(kind, [])
-        for known, buffers in pool:
-            if known == about and buffers.fits(jobs):
+        for key, buffers in pool:
+            if key == about and buffers.fits(jobs):
                 return buffers
         del pool[: max(0, len(pool) + 1 - max(kind.pool_size, choice.parts))]
         built = kind.build(jobs, choice.way)
@@ -262,8 +262,8 @@ class Executor:
                 continue
             result = results.get(capture.ids[probe.member])
             if not self._verified(kind.kind, capture.about, several, probe, result):
-                wrong = {id for one in captures if one.about == capture.about for id in one.ids}
-                results = {id: one for id, one in results.items() if id not in wrong}
+                wrong = {id for c in captures if c.about == capture.about for id in c.ids}
+                results = {id: result for id, result in results.items() if id not in wrong}
                 for place in [p for p in self._captured if p[0] is kind and wrong & {*p[1]}]:
                     del self._captured[place]
         return results
@@ -339,10 +339,10 @@ class Executor:
         """Run such jobs by the loop from now on."""
         stacked = STACKED.get(type(job))
         falls = [about, *(stacked.rests_on(job) if stacked and stacked.kind is kind else ())]
-        for one in falls:
-            self.tuner.refute(one, reason)
-        for known, pool in self._stacks.items():
-            self._stacks[known] = [stack for stack in pool if stack[0] not in falls]
+        for fall in falls:
+            self.tuner.refute(fall, reason)
+        for key, pool in self._stacks.items():
+            self._stacks[key] = [stack for stack in pool if stack[0] not in falls]
 
     def _note_convolutions(self) -> None:
         """Store the ways of convolutions with the run and for later runs."""

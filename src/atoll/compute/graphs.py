@@ -48,7 +48,7 @@ class Lane:
         torch.cuda.synchronize()
         if self.release:
             torch.cuda.empty_cache()
-        with self.here():
+        with self.on_stream():
             graph.capture_begin(*self._pool)
             try:
                 step()
@@ -66,7 +66,7 @@ class Lane:
         if self.captures:
             torch.cuda.current_stream().wait_stream(self.stream)
 
-    def here(self) -> AbstractContextManager[Any]:
+    def on_stream(self) -> AbstractContextManager[Any]:
         """Send what happens within to this stream."""
         return torch.cuda.stream(self.stream) if self.captures else nullcontext()
 

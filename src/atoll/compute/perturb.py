@@ -20,7 +20,7 @@ __all__ = [
     "AS_RUN",
     "DRAWS",
     "Draw",
-    "named",
+    "flattened",
     "of_member",
     "perturbed",
     "perturbed_rows",
@@ -54,7 +54,7 @@ def stream_of(number: int, draw: Draw) -> Stream:
     return Stream.of("engine").child("proof", number, str(draw))
 
 
-def named(**parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def flattened(**parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of several parts under the names PART/NAME."""
     return {f"{part}/{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
 

@@ -126,7 +126,7 @@ def _finite(kind: Kind, jobs: Sequence[Any], results: Sequence[Any]) -> bool:
         weights = kind.weights(job)
         never = {f"weights/{n}" for n, t in weights.items() if not bool(t.isfinite().all())}
         for name, tensor in kind.values(result).items():
-            known = name in never or name.startswith("at/")
-            if not known and not bool(tensor.isfinite().all()):
+            exempt = name in never or name.startswith("at/")
+            if not exempt and not bool(tensor.isfinite().all()):
                 return False
     return True

@@ -43,7 +43,7 @@ class CapturedStep:
         self.z: Tensor | None = None
         self.place: Place | None = None  # of the forward pass that the buffers hold
         self.last_weights: Tensors | None = None  # the weights returned with it
-        self.taken, self.graphs = 0, list[Any]()
+        self.eager_steps, self.graphs = 0, list[Any]()
         self.lane = lane or Lane(device)
 
     def fits(self, jobs: Sequence[PublicJob]) -> bool:
@@ -68,8 +68,8 @@ class CapturedStep:
     def _waits(self, job: PublicJob) -> bool:
         """Whether the buffers hold the forward pass whose target this step brings."""
         assert job.follow is not None
-        mine = job.waiting is self and self.last_weights is job.weights
-        return mine and self.place == job.at(job.follow)
+        follows = job.waiting is self and self.last_weights is job.weights
+        return follows and self.place == job.at(job.follow)
 
     def step(self, job: PublicJob, before: Tensor | None, x: Tensor | None) -> PublicResult:
         """Do the step; the images are those of `inputs`."""
@@ -109,8 +109,8 @@ class CapturedStep:
             self.graphs[1].replay()
             return followed
         self._backward()
-        self.taken += 1
-        if self.lane.captures and self.taken >= EAGER:
+        self.eager_steps += 1
+        if self.lane.captures and self.eager_steps >= EAGER:
             self.graphs = [self.lane.captured(half) for half in (self._forward, self._backward)]
             torch.cuda.empty_cache()  # memory of the eager steps
         return followed
@@ -127,19 +127,21 @@ class CapturedStep:
         with torch.no_grad():
             for memory in (self.first, self.second, self.counts):
                 torch._foreach_zero_(memory)
-            descend(self.leaves, by_leaf, (self.first, self.second, self.counts), self.job.how)
+            descend(
+                self.leaves, by_leaf, (self.first, self.second, self.counts), self.job.optimiser
+            )
         self.lost.copy_(loss.detach())
 
 
 def stepped(steps: Sequence[CapturedStep], jobs: Sequence[PublicJob]) -> list[PublicResult]:
     """Do steps side by side, each on the lane of its client."""
-    inputs = [one.inputs(job) for one, job in zip(steps, jobs, strict=True)]
-    for one in steps:
-        one.lane.open()
+    inputs = [step.inputs(job) for step, job in zip(steps, jobs, strict=True)]
+    for step in steps:
+        step.lane.open()
     results = []
-    for one, job, images in zip(steps, jobs, inputs, strict=True):
-        with one.lane.here():
-            results.append(one.step(job, *images))
-    for one in steps:
-        one.lane.close()
+    for step, job, images in zip(steps, jobs, inputs, strict=True):
+        with step.lane.on_stream():
+            results.append(step.step(job, *images))
+    for step in steps:
+        step.lane.close()
     return results

@@ -15,19 +15,20 @@ import torch
 from safetensors.torch import load_file, save
 
 from atoll.compute.cache import cache_key
+from atoll.compute.perturb import flattened
 from atoll.core.record import locked, write_whole
 from atoll.jobs.train import TrainJob, TrainResult, step_key
-from atoll.learning.weights import prefixed, without
+from atoll.learning.weights import without
 
-__all__ = ["alone", "load", "named", "save_as"]
+__all__ = ["alone", "files_of", "load", "save_as"]
 
 
-def named(jobs: Mapping[str, Any], folder: Path | None, how: str) -> dict[str, Path]:
+def files_of(jobs: Mapping[str, Any], folder: Path | None, settings: str) -> dict[str, Path]:
     """The files of those jobs that are common; none without a folder."""
     if folder is None:
         return {}
     common = {id: job for id, job in jobs.items() if getattr(job, "common", False)}
-    hashes = {id: _hash(job, how) for id, job in common.items()}
+    hashes = {id: _hash(job, settings) for id, job in common.items()}
     return {id: folder / f"{name}.safetensors" for id, name in hashes.items() if name}
 
 
@@ -43,12 +44,12 @@ def alone(names: Mapping[str, Path]) -> Iterator[None]:
         yield
 
 
-def _hash(job: TrainJob, how: str) -> str:
+def _hash(job: TrainJob, settings: str) -> str:
     """A hash of values, source and machine; empty where the source of a loss is unknown."""
     if job.key() is None:
         return ""
     key = cache_key(
-        (step_key(job), len(job.rows), job.epochs, job.stream.key, how), job.rows.y.device
+        (step_key(job), len(job.rows), job.epochs, job.stream.key, settings), job.rows.y.device
     )
     if not key.lasting:
         return ""
@@ -65,8 +66,7 @@ def save_as(path: Path, result: TrainResult) -> None:
     """Store the result of a job."""
     read = {name: float(loss) for name, loss in result.losses.items()}
     losses = {name: torch.tensor(loss, dtype=torch.float64) for name, loss in read.items()}
-    parts = {"weights": result.weights, "moments": result.moments, "losses": losses}
-    tensors = {n: t for part, named in parts.items() for n, t in prefixed(part, named).items()}
+    tensors = flattened(weights=result.weights, moments=result.moments, losses=losses)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, save({name: t.cpu().contiguous() for name, t in tensors.items()}))
 

@@ -21,7 +21,7 @@ from atoll.core.rng import Stream, permutations
 from atoll.jobs.split_round import Lent, SplitJob, SplitResult, Step, View, draws, viewed
 from atoll.learning.split import distance_gradient, dropout, guarded, rounded
 
-__all__ = ["WAYS", "SplitStack", "Way", "split_signature", "trial_key"]
+__all__ = ["WAYS", "SplitStack", "Way", "trial_key"]
 
 Way = Literal["each", "grouped", "unfolded"]  # how halves of one shape do their forward pass
 WAYS: tuple[Way, ...] = ("each", "grouped", "unfolded")
@@ -32,7 +32,7 @@ CELLS = 1 << 14  # rows of all halves in one pass without gradient
 def trial_key(job: SplitJob) -> Hashable:
     """The key of the fastest way: the halves that train, not how many rows there are."""
     moving = [lent for lent in job.lent if not lent.still]
-    shapes = [(one.function, tuple(one.x.shape[1:]), str(one.x.dtype)) for one in moving]
+    shapes = [(half.function, tuple(half.x.shape[1:]), str(half.x.dtype)) for half in moving]
     return ("passes", tuple(shapes), job.batches.size * (1 + len(job.views)))
 
 
@@ -68,11 +68,11 @@ class _Halves:
     """Halves of one form in all runs; the leading axis of weights and rows is runs x clients."""
 
     def __init__(self, lent: Sequence[Lent], places: Sequence[int], runs: int, way: Way) -> None:
-        self.one, self.places, self.runs, self.way = lent[0], list(places), runs, way
+        self.half, self.places, self.runs, self.way = lent[0], list(places), runs, way
         self.count = len(places)
-        self.x = torch.stack([one.x for one in lent])
+        self.x = torch.stack([half.x for half in lent])
         self.weights: Tensors = {}
-        self.frozen = _stacked([one.frozen for one in lent if one.frozen is not None] or [{}])
+        self.frozen = _stacked([half.frozen for half in lent if half.frozen is not None] or [{}])
         self.before: Tensors = {}
         self.now: list[Tensor] = []  # embeddings of all rows by frozen halves, one table per view
         self.past: list[Tensor] = []  # the same by the reference weights
@@ -83,14 +83,14 @@ class _Halves:
 
     def load(self, lent: Sequence[Lent], views: Sequence[View]) -> None:
         """Load the weights of a round."""
-        if _copy(self.weights, _stacked([one.weights for one in lent])):
-            if self.one.still:
+        if _copy(self.weights, _stacked([half.weights for half in lent])):
+            if self.half.still:
                 self._fill(self.now, self.weights, views)
             self.leaves = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
-        if self.one.before and _copy(self.before, _stacked([one.before for one in lent])):
+        if self.half.before and _copy(self.before, _stacked([half.before for half in lent])):
             self._fill(self.past, self.before, views)
-        if self.one.dropped:
-            keys = torch.tensor([one.keys for one in lent], device=self.x.device).T
+        if self.half.dropped:
+            keys = torch.tensor([half.keys for half in lent], device=self.x.device).T
             self.keys = keys if not len(self.keys) else self.keys.copy_(keys)
 
     @torch.no_grad()
@@ -106,7 +106,7 @@ class _Halves:
 
     def _embed(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """(members, rows, ...) -> (members, rows, width), by the chosen way."""
-        function = self.one.function
+        function = self.half.function
         if self.way == "each" or len(x) == 1:
             parts = [function({n: w[i] for n, w in weights.items()}, x[i]) for i in range(len(x))]
             return torch.stack(parts)
@@ -116,43 +116,43 @@ class _Halves:
 
     def forward(self, rows: Tensor, step: Tensor, views: Sequence[View]) -> Tensor:
         """The embeddings that clients send: (runs, batch) -> (runs, clients, batch, width)."""
-        taken = rows.repeat_interleave(self.count, 0)
-        if self.one.still:
-            embedding = torch.cat([table[self.members, taken] for table in self.now], 1)
+        indices = rows.repeat_interleave(self.count, 0)
+        if self.half.still:
+            embedding = torch.cat([table[self.members, indices] for table in self.now], 1)
         else:
-            x = viewed(self.x[self.members, taken], views, 1)
+            x = viewed(self.x[self.members, indices], views, 1)
             embedding = self._embed(self.leaves, x)
-        if self.one.dropped:
+        if self.half.dropped:
             keys = self.keys.index_select(0, step.view(1))[0]
             shape = tuple(embedding.shape[1:])
-            masks = [dropout(self.one.dropped, shape, key, embedding) for key in keys.unbind()]
+            masks = [dropout(self.half.dropped, shape, key, embedding) for key in keys.unbind()]
             embedding = embedding * torch.stack([mask for mask in masks if mask is not None])
-        self.graph = (embedding, taken)
-        return self._apart(rounded(embedding.detach(), self.one.digits))
+        self.graph = (embedding, indices)
+        return self._apart(rounded(embedding.detach(), self.half.digits))
 
     def reference(self, rows: Tensor) -> Tensor:
         """The embeddings by the reference weights, as clients send them."""
-        taken = rows.repeat_interleave(self.count, 0)
-        parts = [table[self.members, taken] for table in self.past]
-        return self._apart(rounded(torch.cat(parts, 1), self.one.digits))
+        indices = rows.repeat_interleave(self.count, 0)
+        parts = [table[self.members, indices] for table in self.past]
+        return self._apart(rounded(torch.cat(parts, 1), self.half.digits))
 
     def _apart(self, embedding: Tensor) -> Tensor:
         return embedding.view(self.runs, self.count, *embedding.shape[1:])
 
     def descend(self, gradient: Tensor) -> None:
         """One step by the gradient of the embeddings: (runs, clients, batch, width)."""
-        if self.one.still:
+        if self.half.still:
             return
         assert self.graph is not None  # forward() comes first
-        embedding, taken = self.graph
+        embedding, indices = self.graph
         gradient = gradient.flatten(0, 1)
-        if self.one.penalty and self.past:
-            past = torch.cat([table[self.members, taken] for table in self.past], 1)
-            gradient = gradient + self.one.penalty * distance_gradient(embedding.detach(), past)
+        if self.half.penalty and self.past:
+            past = torch.cat([table[self.members, indices] for table in self.past], 1)
+            gradient = gradient + self.half.penalty * distance_gradient(embedding.detach(), past)
         gradients = torch.autograd.grad(embedding, list(self.leaves.values()), gradient)
         with torch.no_grad():
             for (name, weight), by in zip(self.weights.items(), gradients, strict=True):
-                moved = weight - self.one.rate * by
+                moved = weight - self.half.rate * by
                 frozen = self.frozen.get(name)
                 weight.copy_(moved if frozen is None else torch.where(frozen, weight, moved))
         self.graph = None
@@ -182,9 +182,9 @@ class SplitStack:
     """Rounds of one form in lockstep; built once for a stage, loaded and run each round."""
 
     def __init__(self, jobs: Sequence[SplitJob], way: Way, graph: bool = True) -> None:
-        one = jobs[0]
-        self.one, self.runs = one, len(jobs)
-        self.device = one.y.device
+        first = jobs[0]
+        self.job, self.runs = first, len(jobs)
+        self.device = first.y.device
         self.signature = split_signature(jobs)
         self.jobs = list(jobs)  # keeps the memory of their rows allocated
         self.y = torch.stack([job.y for job in jobs])
@@ -192,14 +192,14 @@ class SplitStack:
         self.weights: Tensors = {}
         self.leaves: Tensors = {}
         self.constants: Tensors = {}
-        epochs = one.steps // len(one.batches)
+        epochs = first.steps // len(first.batches)
         self.epochs = epochs
         zeros = partial(torch.zeros, dtype=torch.int64, device=self.device)
-        self.order = zeros((self.runs, epochs * one.batches.rows))
-        self.keys = zeros((one.steps, self.runs))
+        self.order = zeros((self.runs, epochs * first.batches.rows))
+        self.keys = zeros((first.steps, self.runs))
         self.step, self.start = zeros(()), zeros(())
         self.totals: Tensors = {}
-        self.sums = torch.zeros((self.runs, one.class_sums, 0), device=self.device)
+        self.sums = torch.zeros((self.runs, first.class_sums, 0), device=self.device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.lane = Lane(self.device) if graph and available(self.device) else None
         self.eager: dict[int, int] = {}
@@ -245,8 +245,8 @@ class SplitStack:
         run = probe.member
         weights = {f"top/{n}": w[run] for n, w in self.weights.items()}
         for number, group in enumerate(self.groups):
-            mine = slice(run * group.count, (run + 1) * group.count)
-            weights |= {f"{number}/{n}": w[mine] for n, w in group.weights.items()}
+            members = slice(run * group.count, (run + 1) * group.count)
+            weights |= {f"{number}/{n}": w[members] for n, w in group.weights.items()}
         probe.take(weights, {n: total[run] for n, total in self.totals.items()})
 
     def _load(self, jobs: Sequence[SplitJob]) -> None:
@@ -257,13 +257,13 @@ class SplitStack:
         _copy(self.constants, _stacked([job.constants for job in jobs]))
         for group in self.groups:
             places = group.places
-            group.load([job.lent[p] for job in jobs for p in places], self.one.views)
+            group.load([job.lent[p] for job in jobs for p in places], self.job.views)
         keys = [
             Stream(j.batches.key).child("epoch", e).key for j in jobs for e in range(self.epochs)
         ]
-        orders = permutations(torch.tensor(keys, device=self.device), self.one.batches.rows)
+        orders = permutations(torch.tensor(keys, device=self.device), self.job.batches.rows)
         self.order.copy_(orders.view(self.runs, -1))
-        steps = range(self.one.steps)
+        steps = range(self.job.steps)
         self.keys.copy_(torch.tensor([[j.stream.child(s).key for j in jobs] for s in steps]))
         self.step.zero_()
         self.start.zero_()
@@ -273,7 +273,7 @@ class SplitStack:
 
     def _sizes(self) -> list[tuple[int, int]]:
         """(rows of a batch, how many of them), in order."""
-        rows, size = self.one.batches.rows, self.one.batches.size
+        rows, size = self.job.batches.rows, self.job.batches.size
         epoch = [(size, rows // size), (rows % size, 1 if rows % size else 0)]
         return [part for part in epoch if part[1]] * self.epochs
 
@@ -285,7 +285,7 @@ class SplitStack:
             self._step(size)
         else:
             self.lane.open()
-            with self.lane.here():
+            with self.lane.on_stream():
                 self._step(size)
             self.lane.close()
             self.eager[size] = self.eager.get(size, 0) + 1
@@ -294,23 +294,23 @@ class SplitStack:
 
     def _step(self, size: int) -> None:
         """One step of all halves, entirely on the device."""
-        one = self.one
+        job = self.job
         places = self.start + torch.arange(size, device=self.device)
         rows = self.order.index_select(1, places)
-        y = one.labels(self.y.gather(1, rows))
-        joint = self._joined([g.forward(rows, self.step, one.views) for g in self.groups])
+        y = job.labels(self.y.gather(1, rows))
+        joint = self._joined([g.forward(rows, self.step, job.views) for g in self.groups])
         joint.requires_grad_()
         key = self.keys.index_select(0, self.step.view(1))[0]
         step = Step(joint, self._before(rows, joint), y, key)
-        terms = self._each(one.loss, self.leaves, self.constants, step)
+        terms = self._each(job.loss, self.leaves, self.constants, step)
         inputs = [joint, *self.leaves.values()]
         by_joint, *gradients = torch.autograd.grad(terms["loss"].sum(), inputs)
         with torch.no_grad():
             for weight, by in zip(self.weights.values(), gradients, strict=True):
-                weight.sub_(one.rate * by)
+                weight.sub_(job.rate * by)
             self._count(terms, joint, y)
             by_joint = self._each(
-                lambda g, k: guarded(g, one.clip, one.noise, draws(k, 3)), by_joint, key
+                lambda g, k: guarded(g, job.clip, job.noise, draws(k, 3)), by_joint, key
             )
         for group in self.groups:
             group.descend(self._part(by_joint, group))
@@ -329,30 +329,30 @@ class SplitStack:
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
         """The joined embeddings: (runs, batch, width)."""
-        one = self.one
-        if one.agg != "concat":
+        job = self.job
+        if job.agg != "concat":
             total = torch.stack([part.sum(1) for part in parts]).sum(0)
-            return total if one.agg == "sum" else total / len(one.ids)
+            return total if job.agg == "sum" else total / len(job.ids)
         like = torch.zeros_like(parts[0][:, 0])
-        pieces = [like] * one.parties
+        pieces = [like] * job.parties
         for group, part in zip(self.groups, parts, strict=True):
             for number, place in enumerate(group.places):
-                pieces[one.places[place]] = part[:, number]
+                pieces[job.places[place]] = part[:, number]
         return torch.cat(pieces, -1)
 
     def _before(self, rows: Tensor, joint: Tensor) -> Tensor:
         """The joined embeddings by the reference weights; no rows unless clients send them."""
-        if not self.one.sends_before:
+        if not self.job.sends_before:
             return joint.detach()[:, :0]
         return self._joined([group.reference(rows) for group in self.groups])
 
     def _part(self, by_joint: Tensor, group: _Halves) -> Tensor:
         """The gradient of the embeddings of each client of a group."""
-        one = self.one
-        if one.agg == "concat":
-            pieces = by_joint.chunk(one.parties, -1)
-            return torch.stack([pieces[one.places[place]] for place in group.places], 1)
-        part = by_joint if one.agg == "sum" else by_joint / len(one.ids)
+        job = self.job
+        if job.agg == "concat":
+            pieces = by_joint.chunk(job.parties, -1)
+            return torch.stack([pieces[job.places[place]] for place in group.places], 1)
+        part = by_joint if job.agg == "sum" else by_joint / len(job.ids)
         return part[:, None].expand(-1, group.count, -1, -1)
 
     def _count(self, terms: Mapping[str, Tensor], joint: Tensor, y: Tensor) -> None:
@@ -360,16 +360,16 @@ class SplitStack:
             if name not in self.totals:
                 self.totals[name] = torch.zeros(self.runs, dtype=torch.float64, device=self.device)
             self.totals[name] += term.detach().double() * y.shape[1]
-        if self.one.class_sums:
+        if self.job.class_sums:
             if not self.sums.shape[2]:
-                shape = (self.runs, self.one.class_sums, joint.shape[2])
+                shape = (self.runs, self.job.class_sums, joint.shape[2])
                 self.sums = torch.zeros(shape, dtype=torch.float64, device=self.device)
             where = y[..., None].expand(-1, -1, joint.shape[2])
             self.sums.scatter_add_(1, where, joint.detach().double())
 
     def _unload(self, jobs: Sequence[SplitJob]) -> list[SplitResult]:
         """The result of each run."""
-        halves: list[list[Tensors]] = [[{} for _ in self.one.ids] for _ in jobs]
+        halves: list[list[Tensors]] = [[{} for _ in self.job.ids] for _ in jobs]
         for group in self.groups:
             for run in range(self.runs):
                 for number, place in enumerate(group.places):

@@ -36,7 +36,7 @@ class StackedOptimiser:
         self.outputs: list[Tensors] = []  # moments as last returned
         device = moved[0].device
         self.rate = torch.zeros(len(jobs), dtype=torch.float64, device=device)
-        self.taken = torch.zeros(len(jobs), dtype=torch.float64, device=device)
+        self.steps = torch.zeros(len(jobs), dtype=torch.float64, device=device)
         self.kernel = self.adaptive and adam.usable(moved)
         self.free = False  # rates change on the device; below zero: the member stays as it is
         self.groups: list[tuple[int, int, float]] = []  # first member, last + 1, rate
@@ -52,7 +52,7 @@ class StackedOptimiser:
         self.before = [int(job.moments.get(f"steps/{self.phase.name}", 0)) for job in jobs]
         if self.adaptive:
             load(self.buffers, [job.moments for job in jobs], self.outputs)
-            self.taken.copy_(sent(self.before, device, torch.float64))
+            self.steps.copy_(sent(self.before, device, torch.float64))
         return False if self.kernel or self.free else self._group(jobs)
 
     def _group(self, jobs: Sequence[TrainJob]) -> bool:
@@ -76,10 +76,12 @@ class StackedOptimiser:
         """One step of the first members, in place."""
         firsts, seconds = ([b.whole[:active] for b in part] for part in (self.first, self.second))
         if self.kernel:
-            taken, moments = self.taken[:active], (firsts, seconds)
-            rates, how = self.rate[:active], self.phase.optimiser
-            adam.adam(weights, gradients, moments, rates, taken, (how.decay, how.epsilon))
-            taken += rates >= 0
+            steps, moments = self.steps[:active], (firsts, seconds)
+            rates, optimiser = self.rate[:active], self.phase.optimiser
+            adam.adam(
+                weights, gradients, moments, rates, steps, (optimiser.decay, optimiser.epsilon)
+            )
+            steps += rates >= 0
             return
         if self.free or len(self.groups) > GROUPS:
             self._by_formula(active, weights, gradients, (firsts, seconds))
@@ -88,12 +90,12 @@ class StackedOptimiser:
             if start >= active:
                 break
             part = slice(start, min(stop, active))
-            how = replace(self.phase.optimiser, rate=rate)
+            optimiser = replace(self.phase.optimiser, rate=rate)
             descend(
                 [w[part] for w in weights],
                 [g[part] for g in gradients],
                 ([m[part] for m in firsts], [m[part] for m in seconds], counts),
-                how,
+                optimiser,
             )
 
     def _by_formula(
@@ -112,7 +114,7 @@ class StackedOptimiser:
             for weight, gradient in zip(weights, gradients, strict=True):
                 weight.sub_(gradient * _column(rate, gradient))
             return
-        steps = self.taken[:active].add_(live).clamp(min=1)
+        steps = self.steps[:active].add_(live).clamp(min=1)
         size, root = rate / (1 - 0.9**steps), (1 - 0.999**steps).sqrt()
         for weight, gradient, first, second in zip(weights, gradients, *moments, strict=True):
             first.lerp_(gradient, _column(0.1 * live, gradient))
@@ -124,11 +126,11 @@ class StackedOptimiser:
         """The moments of each member."""
         if not self.adaptive:
             return [{} for _ in jobs]
-        taken = [before + job.steps for before, job in zip(self.before, jobs, strict=True)]
+        steps = [before + job.steps for before, job in zip(self.before, jobs, strict=True)]
         if self.free:
-            taken = [int(count) for count in self.taken.tolist()]
+            steps = [int(count) for count in self.steps.tolist()]
         columns: dict[str, list[Tensor]] = {
-            f"steps/{self.phase.name}": [torch.tensor(count) for count in taken],
+            f"steps/{self.phase.name}": [torch.tensor(count) for count in steps],
             **{name: buffer.copies() for name, buffer in self.buffers.items()},
         }
         self.outputs = by_member(columns, len(jobs))

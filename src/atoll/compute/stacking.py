@@ -63,7 +63,7 @@ class Stack:
         self.steps = [job.steps for job in jobs]
         self.rows = [len(job.rows) for job in jobs]
         self.members_rows = [job.rows for job in jobs]  # keeps their memory allocated
-        self.places = [place_of(one) for one in self.members_rows]
+        self.places = [place_of(rows) for rows in self.members_rows]
         self.data = Bundle.of(self.members_rows)
         self.phases, self.batch = jobs[0].phases, jobs[0].batch
         self.buffers = {n: Buffer([j.weights[n] for j in jobs]) for n in jobs[0].weights}
@@ -111,14 +111,14 @@ class Stack:
     def go(self, probe: Probe | None = None, place: int = 0) -> None:
         """All steps of an epoch or a round; a probe reads the member at this place."""
         shown = min(probe.steps, self.steps[place]) if probe else 0
-        taken = 0
+        completed = 0
         for active, count in self.blocks():
-            first = shown - taken if taken < shown <= taken + count else 0
+            first = shown - completed if completed < shown <= completed + count else 0
             if first and probe:
                 self.advance(active, first)
                 self._show(probe, place)
             self.advance(active, count - first)
-            taken += count
+            completed += count
 
     def _show(self, probe: Probe, place: int) -> None:
         """Pass the present values of a member to a probe."""
@@ -129,7 +129,7 @@ class Stack:
 
     def take(self, rows: list[Rows]) -> None:
         """Load other rows into the same buffers."""
-        places = [place_of(one) for one in rows]
+        places = [place_of(part) for part in rows]
         if places == self.places:
             return
         fresh = Bundle.of(rows, into=self.data)
@@ -166,9 +166,9 @@ class Stack:
             epochs, full = len(streams[lot.members[0]]), lot.steps * self.batch
             keys = [stream.key for i in lot.members for stream in streams[i]]
             first = [self.data.first[i] for i in lot.members for _ in range(epochs)]
-            drawn = sent([keys, first], device)
-            order = torch.nn.functional.pad(permutations(drawn[0], lot.rows), (0, full - lot.rows))
-            order = (order + drawn[1, :, None]).view(-1, epochs, lot.steps, self.batch)
+            table = sent([keys, first], device)
+            order = torch.nn.functional.pad(permutations(table[0], lot.rows), (0, full - lot.rows))
+            order = (order + table[1, :, None]).view(-1, epochs, lot.steps, self.batch)
             stride = longest if together else lot.steps
             index, share = (
                 whole[: epochs * stride].view(epochs, stride, len(self.rows), self.batch)
@@ -188,9 +188,9 @@ class Stack:
     def _make_room(self, epochs: int) -> None:
         """How much room the sequences of a step need; steps that had less are captured anew."""
         index = self.index.view(epochs, -1, len(self.rows), self.batch)
-        known = int(self.data.x.amax()) + 1
+        vocabulary = int(self.data.x.amax()) + 1
         lengths = self.counts[index].sum(-1).cumsum(-1)
-        tokens = torch.stack([distinct(self.data.x[rows], known).sum(-1) for rows in index])
+        tokens = torch.stack([distinct(self.data.x[rows], vocabulary).sum(-1) for rows in index])
         begin, sizes = 0, []
         for active, count in self.blocks():
             steps = slice(begin, begin + count)
@@ -205,12 +205,12 @@ class Stack:
 
     def blocks(self) -> list[tuple[int, int]]:
         """(active members, steps that they share), in order."""
-        blocks, taken = [], 0
+        blocks, covered = [], 0
         for count in sorted(set(self.steps)):
             active = sum(steps >= count for steps in self.steps)
-            if count > taken:
-                blocks.append((active, count - taken))
-            taken = count
+            if count > covered:
+                blocks.append((active, count - covered))
+            covered = count
         return blocks
 
     def advance(self, active: int, count: int) -> None:
@@ -268,7 +268,7 @@ class Stack:
         """The present values of each member; `jobs` in the order of members."""
         moved = dict.fromkeys(name for phase in self.phases for name in phase.moves)
         own = by_member({name: self.buffers[name].copies() for name in moved}, len(jobs))
-        self.outputs = [{**job.weights, **mine} for job, mine in zip(jobs, own, strict=True)]
+        self.outputs = [{**job.weights, **weights} for job, weights in zip(jobs, own, strict=True)]
         memory = [{**job.moments} for job in jobs]
         for optimiser in self.optimisers:
             for moments, fresh in zip(memory, optimiser.unload(jobs), strict=True):

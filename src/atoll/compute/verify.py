@@ -49,17 +49,17 @@ class _State:
 class Verifier:
     """Decides when jobs of a key are checked, and which member."""
 
-    def __init__(self, how: Verify, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.how, self.clock = how, clock
+    def __init__(self, options: Verify, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.options, self.clock = options, clock
         self.began, self.spent = clock(), 0.0
         self._states: dict[Hashable, _State] = {}
 
     def due(self, key: Hashable, moment: Moment | None, members: int) -> int | None:
         """The member to check now, another one each time; None: no check."""
-        if self.how == "off" or not members:
+        if self.options == "off" or not members:
             return None
         state = self._states.setdefault(key, _State())
-        if self.how == "always" or self._sampled(state, moment):
+        if self.options == "always" or self._sampled(state, moment):
             return state.checks % members
         return None
 

@@ -33,7 +33,7 @@ def each(
     if weighted and batch.share is not None:
         tensors.append(batch.share)
 
-    def one(own: dict[str, Tensor], x: Tensor, more: Tensor, y: Tensor, *share: Tensor) -> Tensor:
+    def total(own: dict[str, Tensor], x: Tensor, more: Tensor, y: Tensor, *share: Tensor) -> Tensor:
         return loss(own, Rows(x, more, y, *share)).sum()
 
     losses, places = [], []
@@ -44,7 +44,7 @@ def each(
             slice(None) if len(where) == len(sizes) else torch.tensor(where, device=batch.y.device)
         )
         own = {name: tensor[pick] for name, tensor in weights.items()}
-        losses.append(torch.vmap(one)(own, *(t[pick][:, :rows] for t in tensors)))
+        losses.append(torch.vmap(total)(own, *(t[pick][:, :rows] for t in tensors)))
         places += where
     order = sorted(range(len(places)), key=lambda i: places[i])
     joined = torch.cat(losses)

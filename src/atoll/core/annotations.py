@@ -90,7 +90,7 @@ class Optional:
 def marked(kind: type, mark: type[A]) -> dict[str, A]:
     """The fields of a message that carry a mark of this kind, each with its mark."""
     marks = _marks(cast(Hashable, kind))
-    return {n: one for n, several in marks.items() for one in several if isinstance(one, mark)}
+    return {n: v for n, several in marks.items() for v in several if isinstance(v, mark)}
 
 
 @cache

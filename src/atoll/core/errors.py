@@ -88,8 +88,8 @@ def noted_client(error: BaseException) -> str:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out: torch has a class for it on GPUs, and only a message on the CPU."""
-    named = type(error).__name__ == "OutOfMemoryError"
-    return named or isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+    from_torch = type(error).__name__ == "OutOfMemoryError"
+    return from_torch or isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
 def memory_error(where: str) -> UserError:

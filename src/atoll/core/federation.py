@@ -186,13 +186,13 @@ def begin(
     client: Any, action: str, moment: Moment, packet: Packet, observer: Observer | None = None
 ) -> Working[Any]:
     """The client's half of an exchange: yields jobs, returns the reply."""
-    known = actions(type(client))
-    if action not in known:
+    available = actions(type(client))
+    if action not in available:
         raise BadMessageError(SERVER, f"{action[:80]!r} is not an action of this method")
-    request: Any = unpack(packet, kinds(known[action])[0], SERVER)
+    request: Any = unpack(packet, kinds(available[action])[0], SERVER)
     if observer:
         observer.on_request(request)
-    reply = known[action](client, request, moment)
+    reply = available[action](client, request, moment)
     if inspect.isgenerator(reply):
         reply = yield from reply
     return reply
@@ -300,12 +300,12 @@ class Clients:
         self.settle()  # refusals from here on belong to this exchange
         for id, request in requests.items():
             try:
-                one, bad = self._exchanged(action, {id: request}, admit)
+                reply, bad = self._exchanged(action, {id: request}, admit)
                 self.settle()
             except (ClientFailedError, BadMessageError) as error:
                 failed(id, error)
                 continue
-            replies, errors = replies | one, errors | bad
+            replies, errors = replies | reply, errors | bad
         return self._judged(action, requests, replies, errors)
 
     def _exchanged(
@@ -363,8 +363,8 @@ class Clients:
             if guard is None or not guard.quorum or answers - len(errors) < guard.least(answers):
                 raise error
         for id, error in errors.items():
-            what = (self.moment.stage, self.moment.round, id, action.__name__)
-            self.excluded[Exclusion(*what, error.reason[:300])] = None
+            place = (self.moment.stage, self.moment.round, id, action.__name__)
+            self.excluded[Exclusion(*place, error.reason[:300])] = None
 
     def whole(self, work: Any) -> Any:
         """Run many exchanges as one job; None if the engine cannot: then ask step by step.
@@ -412,8 +412,8 @@ class Clients:
     @property
     def present(self) -> Sequence[ClientId]:
         """The clients that the engine knows to be present."""
-        there = getattr(self.transport, "present", None)
-        return self.ids if there is None else [id for id in self.ids if id in there]
+        present = getattr(self.transport, "present", None)
+        return self.ids if present is None else [id for id in self.ids if id in present]
 
     def _miss(self, id: ClientId, action: str, sampled: int, answers: int) -> None:
         """Record that a client did not answer, or end the run if it needs the client.
@@ -436,9 +436,9 @@ class Clients:
     def _count(
         self, action: str, sender: str, receiver: str, kind: type, packet: Packet, count: int = 1
     ) -> None:
-        what = (sender, receiver, action, kind.__name__, packet.tensors)
+        key = (sender, receiver, action, kind.__name__, packet.tensors)
         amounts = (count, packet.payload, packet.written, packet.header_size)
-        self.sent.setdefault(what, []).append(amounts)
+        self.sent.setdefault(key, []).append(amounts)
 
     def settle(self) -> None:
         """Wait until the engine has checked all messages so far; raise for a refused one."""
@@ -449,8 +449,8 @@ class Clients:
     @property
     def traffic(self) -> list[Message]:
         """The ledger of this moment: messages with sender, receiver, count and bytes."""
-        here = self.moment.stage, self.moment.round
-        return [Message(*here, *what, *_summed(amounts)) for what, amounts in self.sent.items()]
+        place = self.moment.stage, self.moment.round
+        return [Message(*place, *key, *_summed(amounts)) for key, amounts in self.sent.items()]
 
     @property
     def absences(self) -> list[Absence]:
@@ -538,10 +538,10 @@ def _plausible(id: ClientId, reply: Checked) -> None:
 def _other_variants(replies: Mapping[ClientId, Checked]) -> dict[ClientId, BadMessageError]:
     """The clients that name other variants than most do."""
     variants = {id: (bool(r.errors), frozenset(r.errors or r.correct)) for id, r in replies.items()}
-    named = Counter(variants.values())
-    usual = max(named, key=named.__getitem__, default=None)  # the first where two are equal
+    counts = Counter(variants.values())
+    usual = max(counts, key=counts.__getitem__, default=None)  # the first where two are equal
     reason = "its variants are not those of the other clients"
-    return {id: BadMessageError(id, reason) for id, mine in variants.items() if mine != usual}
+    return {id: BadMessageError(id, reason) for id, variant in variants.items() if variant != usual}
 
 
 def possible(hits: Mapping[str, float], rows: int, sender: ClientId) -> None:

@@ -127,14 +127,15 @@ class Guard:
         """
         if not self.quorum:
             return ""
-        prefixes, named = _weights_in(state, self._base, shared or {})
+        prefixes, declared = _weights_in(state, self._base, shared or {})
         most = self.options.factor * self._reach
         most += 1e-5 * _norm(_difference(self._base, {}).values())  # for rounding
         distances = []
         for prefix in prefixes:
-            here = {name: state[prefix + name] for name in self._base}
-            distances.append(_norm(_difference(here, self._base).values()))
-        judged = max if named else min  # where the method names none, one set must be the weights
+            weights = {name: state[prefix + name] for name in self._base}
+            distances.append(_norm(_difference(weights, self._base).values()))
+        # where the method names none, one set must be the weights
+        judged = max if declared else min
         if distances and judged(distances) > most:
             moved = judged(distances)
             return f"its weights moved by {moved:.3g}, far more than any accepted update"
@@ -173,9 +174,9 @@ class Guard:
 
     def _wrong_rows(self, stage: int, id: str, rows: int, counts: Sequence[int]) -> str:
         """Why a number of training rows is impossible; stores the first plausible one."""
-        known = self._known(stage, id)
-        most = known or self._declared.get((stage, id), MOST_ROWS)
-        if not known and len(counts) >= FEWEST:
+        expected = self._known(stage, id)
+        most = expected or self._declared.get((stage, id), MOST_ROWS)
+        if not expected and len(counts) >= FEWEST:
             most = min(most, MOST_TIMES_ROWS * max(1, median_low(counts)))
         if not 0 <= rows <= most:
             return f"{str(rows)[:20]} rows, more than the {most} that it can have"
@@ -334,16 +335,16 @@ def _centred(outputs: Tensor) -> Tensor:
     return centred / length
 
 
-def _association(one: Tensor, other: Tensor) -> float:
+def _association(first: Tensor, second: Tensor) -> float:
     """How far the similarities of rows agree, in standard deviations of unrelated rows.
 
     The numerator of the RV coefficient, tr(AB) with A = XX' and B = YY' of centred X and Y; its
     mean and variance for rows paired at random, without the term of fourth moments (Kazi-Aoual
     et al., 1995).
     """
-    degrees = len(one) - 1
-    both = (one.T @ other).square().sum()  # tr(AB), without matrices of rows by rows
-    spreads = [(x.square().sum(), (x.T @ x).square().sum()) for x in (one, other)]
+    degrees = len(first) - 1
+    both = (first.T @ second).square().sum()  # tr(AB), without matrices of rows by rows
+    spreads = [(x.square().sum(), (x.T @ x).square().sum()) for x in (first, second)]
     mean = spreads[0][0] * spreads[1][0] / degrees
     excess = [degrees * squares - trace.square() for trace, squares in spreads]
     variance = 2 * excess[0] * excess[1] / (degrees**2 * (degrees + 2) * (degrees - 1))
@@ -468,10 +469,10 @@ def _weights_in(
 ) -> tuple[list[str], bool]:
     """The prefixes of weights like a base, and whether these are the shared weights themselves."""
     prefixes = _prefixes(state, base)
-    named = [
-        prefix for prefix in prefixes if any(_holds(state, prefix, one) for one in shared.values())
+    declared = [
+        prefix for prefix in prefixes if any(_holds(state, prefix, w) for w in shared.values())
     ]
-    return named or prefixes, bool(named)
+    return declared or prefixes, bool(declared)
 
 
 def _holds(state: Mapping[str, Tensor], prefix: str, weights: Mapping[str, Tensor]) -> bool:

@@ -6,10 +6,10 @@ a finished run. A file that still grows is checked up to the length that is know
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from atoll.core.errors import UserError
 from atoll.core.storage import disk_errors, write_whole
@@ -28,8 +28,11 @@ __all__ = [
     "digest",
     "format_of",
     "read_digests",
+    "read_json",
     "write_digests",
 ]
+
+T = TypeVar("T")
 
 FORMAT = 3  # of a run's folder; runs/convert.py reads older ones
 DIGESTED = 2  # the first format with digests
@@ -84,14 +87,14 @@ class Integrity:
 
     def check(self, path: Path, content: bytes) -> None:
         """Refuse a content that is not the one that the run wrote."""
-        known = self.files.get(path.name)
-        if known is None:
+        extent = self.files.get(path.name)
+        if extent is None:
             return
         grows = not self.final and path.name in GROWING
-        covered = content[: known.length] if grows else content
-        if len(covered) < known.length:
+        covered = content[: extent.length] if grows else content
+        if len(covered) < extent.length:
             raise UserError("a file of the record is shorter than it was", str(path), REMEDY)
-        if Extent.of(covered) != known:
+        if Extent.of(covered) != extent:
             raise UserError("a file of the record was changed after the run", str(path), REMEDY)
 
     def read(self, path: Path, optional: bool = False) -> bytes | None:
@@ -107,7 +110,7 @@ class Integrity:
 
     def as_json(self) -> dict[str, Any]:
         """The extents as plain values."""
-        return {name: [one.length, one.digest] for name, one in sorted(self.files.items())}
+        return {name: [extent.length, extent.digest] for name, extent in sorted(self.files.items())}
 
     @staticmethod
     def from_json(body: Mapping[str, Any], final: bool) -> "Integrity":
@@ -121,15 +124,19 @@ def damaged(path: Path, remedy: str = REMEDY) -> UserError:
     return UserError("the file is damaged", str(path), remedy)
 
 
-def format_of(folder: Path) -> int:
-    """The format of a run's folder, from its facts; 1 for folders without digests."""
-    path = folder / "facts.json"
+def read_json(path: Path, build: Callable[[Any], T], error: UserError | None = None) -> T:
+    """What `build` makes of a JSON file; `error` is raised where the content is not as expected."""
     with disk_errors(path):
         content = path.read_bytes()
     try:
-        return int(json.loads(content).get("format", 1))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise damaged(path) from error
+        return build(json.loads(content))
+    except (ValueError, KeyError, TypeError, AttributeError) as cause:
+        raise error or damaged(path) from cause
+
+
+def format_of(folder: Path) -> int:
+    """The format of a run's folder, from its facts; 1 for folders without digests."""
+    return read_json(folder / "facts.json", lambda facts: int(facts.get("format", 1)))
 
 
 def read_digests(folder: Path) -> Integrity:
@@ -139,22 +146,18 @@ def read_digests(folder: Path) -> Integrity:
         if format_of(folder) >= DIGESTED:
             raise UserError("a file of the record is missing", str(path), REMEDY)
         return Integrity(final=True)
-    with disk_errors(path):
-        content = path.read_bytes()
-    try:
-        body = json.loads(content)
-        own = body.pop("digest")
-        integrity = Integrity.from_json(body["files"], final=True)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise damaged(path) from error
-    if own != _digest_of(body):
-        raise damaged(path)
-    return integrity
+    return read_json(path, _checked)
 
 
-def write_digests(folder: Path, known: Mapping[str, Extent]) -> None:
-    """Write digests.json: `known` extents, and those of the run's other files as they are now."""
-    files = dict(known)
+def _checked(body: dict[str, Any]) -> Integrity:
+    if body.pop("digest") != _digest_of(body):
+        raise ValueError("another digest")
+    return Integrity.from_json(body["files"], final=True)
+
+
+def write_digests(folder: Path, extents: Mapping[str, Extent]) -> None:
+    """Write digests.json: these extents, and those of the run's other files as they are now."""
+    files = dict(extents)
     for name in (*GROWING, *STATIC, *FINAL):
         path = folder / name
         if name not in files and path.exists():

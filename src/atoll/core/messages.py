@@ -160,16 +160,16 @@ def _named(kind: Any) -> tuple[str, ...]:
 @lru_cache(maxsize=1024)
 def _layout(kind: Any, names: tuple[tuple[str, ...], ...]) -> Layout:
     keys = {
-        field: tuple((key, f"{field}/{key}") for key in sorted(here))
-        for field, here in zip(_named(kind), names, strict=True)
+        field: tuple((key, f"{field}/{key}") for key in sorted(present))
+        for field, present in zip(_named(kind), names, strict=True)
     }
     return tuple((n, keys.get(n)) for n, h in _fields(kind).items() if h is Tensor or n in keys)
 
 
-def _header(kind: type, values: Mapping[str, Any], named: Mapping[str, int]) -> bytes:
+def _header(kind: type, values: Mapping[str, Any], sizes: Mapping[str, int]) -> bytes:
     """The header of a message with these values and numbers of named tensors."""
     plain = [f"{_quoted(name)}:{_json(value)}" for name, value in values.items()]
-    counts = [f"{_quoted(name)}:{count}" for name, count in named.items()]
+    counts = [f"{_quoted(name)}:{count}" for name, count in sizes.items()]
     return (
         f'{{"kind":{_quoted(kind.__name__)},"values":{{{",".join(plain)}}}'
         f',"named":{{{",".join(counts)}}}}}'
@@ -179,11 +179,11 @@ def _header(kind: type, values: Mapping[str, Any], named: Mapping[str, int]) -> 
 def _header_of(message: Any) -> Callable[[], bytes]:
     """Writes the header of a message later; holds none of its tensors until then."""
     kind = type(message)
-    named = {name: len(getattr(message, name)) for name in _named(cast(Hashable, kind))}
+    sizes = {name: len(getattr(message, name)) for name in _named(cast(Hashable, kind))}
     values = plain_values(message)
     absent = [name for name in _optional(kind) if not values[name]]
     written = {name: value for name, value in values.items() if name not in absent}
-    return partial(_header, kind, written, named)
+    return partial(_header, kind, written, sizes)
 
 
 def _optional(kind: type) -> set[str]:
@@ -258,8 +258,8 @@ def wrap_all(messages: Mapping[str, Any], checked: bool = False) -> dict[str, Pa
         payload = sum(tensor.nbytes for tensor in next(iter(group.values())))
         written = _overhead(form) + payload
         wholes, copies = _copies(list(group.values()))
-        for id, mine in zip(group, copies, strict=True):
-            copy = _with(messages[id], layout, mine)
+        for id, copied in zip(group, copies, strict=True):
+            copy = _with(messages[id], layout, copied)
             size = partial(_length, _header_of(copy))
             packets[id] = Packet(b"", b"", payload, written, form, copy, wholes, size, checked)
     return {id: packets[id] for id in messages}
@@ -296,14 +296,11 @@ def _stacked_copy(tensors: Sequence[Tensor]) -> Tensor:
 
 def _with(message: Any, layout: Layout, tensors: Iterable[Tensor]) -> Any:
     """The message as `unpack` returns it, with these tensors; their names are sorted."""
-    values, rest = _values_of(message), iter(tensors)
+    values = {name: _copy(getattr(message, name)) for name in _plain(type(message))}
+    rest = iter(tensors)
     for name, keys in layout:
         values[name] = next(rest) if keys is None else {key: next(rest) for key, _ in keys}
     return type(message)(**values)
-
-
-def _values_of(message: Any) -> dict[str, Any]:
-    return {name: _copy(getattr(message, name)) for name in _plain(type(message))}
 
 
 def _copy(value: Any) -> Any:
@@ -477,12 +474,12 @@ def _finite_value(value: Any, name: str, sender: str) -> None:
 
 
 def _tensor_fields(
-    tensors: Tensors, named: Mapping[str, Any], kind: type, sender: str
+    tensors: Tensors, sizes: Mapping[str, Any], kind: type, sender: str
 ) -> dict[str, Any]:
     """The tensors dealt to the fields they belong to; none may be left over or missing."""
     left, read = dict(tensors), dict[str, Any]()
-    if set(named) != {name for name, hint in _fields(kind).items() if hint == Tensors}:
-        raise BadMessageError(sender, f"named tensors {str(sorted(named))[:200]}")
+    if set(sizes) != {name for name, hint in _fields(kind).items() if hint == Tensors}:
+        raise BadMessageError(sender, f"named tensors {str(sorted(sizes))[:200]}")
     for name, hint in _fields(kind).items():
         if hint is Tensor:
             if name not in left:
@@ -490,7 +487,7 @@ def _tensor_fields(
             read[name] = left.pop(name)
         elif hint == Tensors:
             keys = sorted(key for key in left if key.startswith(f"{name}/"))
-            if len(keys) != named[name]:
+            if len(keys) != sizes[name]:
                 raise BadMessageError(
                     sender, f"{len(keys)} tensors in '{name}', not as many as announced"
                 )

@@ -54,17 +54,17 @@ SYNONYMS = {  # names that other libraries have for an option
 CLOSE = 0.7  # similarity of two names from which one may be a misspelling of the other
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """What to do about an unknown name: the nearest known one, else the first of them all."""
-    known = sorted(set(known) - {""})
-    lower = {one.lower(): one for one in known}
+    names = sorted(set(names) - {""})
+    lower = {candidate.lower(): candidate for candidate in names}
     synonym = SYNONYMS.get(name.lower().replace("-", "_"), "")
     matches = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=CLOSE)
-    close = [synonym] if synonym in known else [lower[match] for match in matches]
+    close = [synonym] if synonym in names else [lower[match] for match in matches]
     if close:
         return f"did you mean '{close[0]}'?"
-    more = ", ..." if len(known) > 30 else ""
-    return f"known: {', '.join(known[:30]) or 'none'}{more}"
+    more = ", ..." if len(names) > 30 else ""
+    return f"known: {', '.join(names[:30]) or 'none'}{more}"
 
 
 def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:

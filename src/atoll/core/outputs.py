@@ -22,18 +22,18 @@ def may_write(
 ) -> None:
     """Refuse a file that is an input, one of a run's own, or not one of `ours` by its beginning."""
     with disk_errors(out):
-        there = out.exists()
-        if there and not out.is_file():
+        exists = out.exists()
+        if exists and not out.is_file():
             what = "a folder, or no file that can be written"
             raise UserError(what, str(out), f"give {option} another name")
         for path in inputs:
-            if there and path.exists() and path.samefile(out):
+            if exists and path.exists() and path.samefile(out):
                 what = "the file to be written is one that is read"
                 raise UserError(what, str(out), f"choose another with {option}")
         if out.name in OWN and out.parent.resolve() in [run.resolve() for run in runs]:
             what = "the file to be written is one of the run's own"
             raise UserError(what, str(out), f"choose another with {option}")
-        if there and out.stat().st_size:
+        if exists and out.stat().st_size:
             with out.open("rb") as file:
                 old = file.read(HEAD)
             if not ours(old):

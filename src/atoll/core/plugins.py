@@ -84,8 +84,8 @@ def load_foreign(name: str, group: Group, kind: type[T], where: str, built_in: l
     """The plug-in of this name, an object of this class; `built_in` names what atoll has itself."""
     noun = NOUNS[group]
     if not is_foreign(name, group):
-        known = [*built_in, *entry_names(group)]
-        raise UserError(f"unknown {noun} '{name}'", where, nearest(name, known))
+        names = [*built_in, *entry_names(group)]
+        raise UserError(f"unknown {noun} '{name}'", where, nearest(name, names))
     loaded = import_named(name, group, where)
     if not isinstance(loaded, kind):
         remedy = f"name an object of the class {kind.__module__}.{kind.__qualname__}"

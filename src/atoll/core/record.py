@@ -293,11 +293,11 @@ def _head(folder: Path) -> dict[str, Any]:
 
 
 def _parsed(
-    path: Path, known: Integrity | None, parse: Callable[[bytes], T], optional: bool = False
+    path: Path, integrity: Integrity | None, parse: Callable[[bytes], T], optional: bool = False
 ) -> list[T]:
     """The lines of a file, checked and parsed; a last line that was cut off is left out."""
-    known = read_integrity(path.parent) if known is None else known
-    lines = (known.read(path, optional) or b"").split(b"\n")[:-1]
+    integrity = read_integrity(path.parent) if integrity is None else integrity
+    lines = (integrity.read(path, optional) or b"").split(b"\n")[:-1]
     try:
         return [parse(line) for line in lines]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -305,19 +305,19 @@ def _parsed(
         raise UserError("a line of the record is damaged", str(path), remedy) from error
 
 
-def read_events(folder: Path, known: Integrity | None = None) -> list[Event]:
+def read_events(folder: Path, integrity: Integrity | None = None) -> list[Event]:
     """The events of a run, in order; a last line that was cut off is left out."""
-    return _parsed(folder / "events.jsonl", known, _event)
+    return _parsed(folder / "events.jsonl", integrity, _event)
 
 
-def read_snapshots(folder: Path, known: Integrity | None = None) -> list[Snapshot]:
+def read_snapshots(folder: Path, integrity: Integrity | None = None) -> list[Snapshot]:
     """The snapshots of a run."""
-    return _parsed(folder / "looks.jsonl", known, _snapshot, optional=True)
+    return _parsed(folder / "looks.jsonl", integrity, _snapshot, optional=True)
 
 
-def read_times(folder: Path, known: Integrity | None = None) -> list[float]:
+def read_times(folder: Path, integrity: Integrity | None = None) -> list[float]:
     """The seconds of each round."""
-    return _parsed(folder / "times.jsonl", known, _seconds, optional=True)
+    return _parsed(folder / "times.jsonl", integrity, _seconds, optional=True)
 
 
 def _seconds(line: bytes) -> float:
@@ -391,9 +391,9 @@ class Record:
             remove_temporary(folder, NAMES)
             with disk_errors(folder):
                 (folder / FAILURE).unlink(missing_ok=True)
-            known = read_integrity(folder)
+            integrity = read_integrity(folder)
             for name in STATIC:
-                known.read(folder / name, optional=True)
+                integrity.read(folder / name, optional=True)
         except UserError:
             record.close()
             raise
@@ -442,7 +442,7 @@ class Record:
 
     def write_snapshots(self, snapshots: Iterable[Snapshot]) -> None:
         """Append snapshots."""
-        lines = [json.dumps(_plain_snapshot(one), separators=(",", ":")) for one in snapshots]
+        lines = [json.dumps(_plain_snapshot(s), separators=(",", ":")) for s in snapshots]
         if lines:
             self._append("looks", "".join(f"{line}\n" for line in lines).encode())
 
@@ -505,21 +505,21 @@ class Record:
 
     def ended(self, checkpoints: bool) -> bool:
         """Whether the run has ended with its checkpoints; checks its files if so."""
-        there = (self.folder / CHECKPOINT).exists()
-        if not (self.folder / "result.json").exists() or (checkpoints and not there):
+        has_checkpoint = (self.folder / CHECKPOINT).exists()
+        if not (self.folder / "result.json").exists() or (checkpoints and not has_checkpoint):
             return False
-        known = read_integrity(self.folder)
-        for name in known.files:
-            known.read(self.folder / name)
-        if there:
+        integrity = read_integrity(self.folder)
+        for name in integrity.files:
+            integrity.read(self.folder / name)
+        if has_checkpoint:
             head = read_checkpoint(self.folder)[1]
             self._check_lines(head)
         return True
 
     def resume(self) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, int]] | None:
         """What the last checkpoint holds, with the events cut to it; None where there is none."""
-        there = (self.folder / CHECKPOINT).exists()
-        tensors, head = read_checkpoint(self.folder) if there else ({}, {})
+        exists = (self.folder / CHECKPOINT).exists()
+        tensors, head = read_checkpoint(self.folder) if exists else ({}, {})
         contents = self._check_lines(head)
         with disk_errors(self.folder):
             for name in ("result.json", DIGESTS):  # they describe the end of the run
@@ -528,11 +528,11 @@ class Record:
             with disk_errors(path):
                 os.truncate(path, len(contents[name]))
             self._rolling[name] = Rolling(contents[name])
-        return (tensors, head["progress"]) if there else None
+        return (tensors, head["progress"]) if exists else None
 
     def _check_lines(self, head: Mapping[str, Any]) -> dict[str, bytes]:
         """The growing files up to a checkpoint, if they are unchanged."""
-        known = _known(self.folder, head) if head else Integrity()
+        integrity = _known(self.folder, head) if head else Integrity()
         contents = {}
         for name, path in self._files.items():
             length = head["lengths"][name] if head else 0
@@ -541,7 +541,7 @@ class Record:
             if len(content) < length:
                 what = "the record is shorter than its checkpoint says"
                 raise UserError(what, str(path), "start the run again in another folder")
-            known.check(path, content)
+            integrity.check(path, content)
             contents[name] = content[:length]
         return contents
 

@@ -139,8 +139,8 @@ class FolderLock:
     def check(folder: Path) -> None:
         """Refuse a folder in which another process writes; changes nothing."""
         with disk_errors(folder):
-            there = (folder / LOCK).exists()
-        if there:
+            exists = (folder / LOCK).exists()
+        if exists:
             FolderLock(folder).release()
 
     @staticmethod

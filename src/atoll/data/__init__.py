@@ -34,24 +34,24 @@ def names() -> list[str]:
     return sorted(name.replace("_", "-") for module in modules() for name in module.__all__)
 
 
-def load(name: str, **given: Any) -> Dataset:
+def load(name: str, **values: Any) -> Dataset:
     """The data set with this name; its function's signature has its options.
 
     `files` are the user's own: texts where a column of `text` is named, else tables; `parties` are
     tables with different columns of the same rows; `images` are the user's own images.
     """
-    if "parties" in given:
-        return parties.load(name, **given)
-    if "files" in given:
-        return texts.load(name, **given) if "text" in given else tables.load(name, **given)
-    source = image_files if "images" in given else _public_source(name)
+    if "parties" in values:
+        return parties.load(name, **values)
+    if "files" in values:
+        return texts.load(name, **values) if "text" in values else tables.load(name, **values)
+    source = image_files if "images" in values else _public_source(name)
     hints = get_type_hints(source, include_extras=True)
     fields = [
         (parameter.name, hints[parameter.name], dataclasses.field(default=parameter.default))
         for parameter in inspect.signature(source).parameters.values()
     ]
     kind = dataclasses.make_dataclass("Given", fields)
-    checked: Any = options.build(kind, given, f"data set '{name}'")
+    checked: Any = options.build(kind, values, f"data set '{name}'")
     dataset = source(**dataclasses.asdict(checked))
     if not isinstance(dataset, Dataset):
         what = f"'{name}' gives a {type(dataset).__name__}"

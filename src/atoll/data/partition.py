@@ -113,8 +113,8 @@ def by_class(labels: Array, generator: np.random.Generator, keep: int = 0) -> Ta
         order = np.argsort(kinds, kind="stable")
         rank = np.empty(len(rows), dtype=np.int64)  # of a row among those of its class
         rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        taken = rank < counts[kinds]
-        return shuffled[taken], shuffled[~taken]
+        mask = rank < counts[kinds]
+        return shuffled[mask], shuffled[~mask]
 
     return take
 
@@ -222,10 +222,10 @@ def by_shares(
     shuffled = generator.permutation(rows)
     parts: list[list[int]] = [[] for _ in range(shares.shape[1])]
     for kind in np.unique(labels[rows]):
-        mine = shuffled[labels[shuffled] == kind]
+        members = shuffled[labels[shuffled] == kind]
         # One offset for all cuts: each client's number of rows is right on average, however few.
-        places = np.floor(np.cumsum(shares[kind])[:-1] * len(mine) + generator.random())
-        pieces = np.split(mine, np.minimum(places, len(mine)).astype(np.int64))
+        places = np.floor(np.cumsum(shares[kind])[:-1] * len(members) + generator.random())
+        pieces = np.split(members, np.minimum(places, len(members)).astype(np.int64))
         for part, piece in zip(parts, pieces, strict=True):
             part.extend(piece.tolist())
     _level(parts, least)
@@ -310,9 +310,11 @@ def class_stages(
 ) -> list[Array]:
     """The classes of each stage: the user's own lists, windows, or an even partition."""
     if lists:
-        given = _given_classes(classes, _CLASS_LISTS[lists] if isinstance(lists, str) else lists)
-        check_stages(stages, len(given))
-        return given
+        class_lists = _given_classes(
+            classes, _CLASS_LISTS[lists] if isinstance(lists, str) else lists
+        )
+        check_stages(stages, len(class_lists))
+        return class_lists
     if window:
         return class_windows(classes, window, stride, stages)
     return class_partition(classes, stages)
@@ -360,8 +362,8 @@ def cut_all(dataset: Dataset, options: Shares, stream: Stream) -> Parts:
 def cut_rows(dataset: Dataset, options: Shares, rows: Array, take: Take) -> Parts:
     """Training, validation and test rows among these."""
     check_shares(options.train, options.valid)
-    known = dataset.test if options.official_test else None
-    official = None if known is None else known[rows]
+    mask = dataset.test if options.official_test else None
+    official = None if mask is None else mask[rows]
     return cut(rows, options.train, options.valid, take, official)
 
 
@@ -407,7 +409,7 @@ def deal_stages(
     for number, stage in enumerate(stages):
         fresh = of_classes(rows, labels, np.setdiff1d(stage, seen))
         owned = [np.concatenate(pair) for pair in zip(owned, deal(fresh, number), strict=True)]
-        by_stage.append([of_classes(mine, labels, stage) for mine in owned])
+        by_stage.append([of_classes(part, labels, stage) for part in owned])
         seen = np.union1d(seen, stage)
     return [list(client) for client in zip(*by_stage, strict=True)]
 

@@ -31,8 +31,8 @@ def fitted(x: Array, shape: tuple[int, ...]) -> Array:
     if x.shape[2:] != size:
         torch, functional = _torch()
         parts = [torch.from_numpy(x[i : i + CHUNK]).float() for i in range(0, len(x), CHUNK)]
-        how: Any = {"mode": "bilinear", "align_corners": False, "antialias": True}
-        x = np.concatenate([_bytes(functional.interpolate(part, size, **how)) for part in parts])
+        kwargs: Any = {"mode": "bilinear", "align_corners": False, "antialias": True}
+        x = np.concatenate([_bytes(functional.interpolate(part, size, **kwargs)) for part in parts])
     return x if x.shape[1] == channels else x.repeat(channels // x.shape[1], axis=1)
 
 

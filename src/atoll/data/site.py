@@ -58,12 +58,12 @@ class Shelf:
         """Rows and columns of the inputs; a request made before gives the same tensor."""
         key = rows.tobytes() + b"|" + (b"all" if columns is None else columns.tobytes())
         if key not in self._taken:
-            taken = self.x[torch.from_numpy(rows).to(self.x.device)]
+            inputs = self.x[torch.from_numpy(rows).to(self.x.device)]
             if self.image:
-                taken = self._coloured(taken)
+                inputs = self._coloured(inputs)
             if columns is not None:  # of an image: places in the flattened image
-                taken = taken.flatten(1)[:, torch.from_numpy(columns).to(self.x.device)]
-            self._taken[key] = taken.contiguous()
+                inputs = inputs.flatten(1)[:, torch.from_numpy(columns).to(self.x.device)]
+            self._taken[key] = inputs.contiguous()
         return self._taken[key]
 
     def _coloured(self, images: Tensor) -> Tensor:
@@ -139,11 +139,11 @@ def moments(fit: Tensor) -> tuple[Tensor, Tensor]:
 
 def _fitted(fit: Tensor, moved: Tensor) -> Tensor:
     """Fill, mean and deviation of columns, NaN left out; 0 and 1 for those that are not `moved`."""
-    there = ~torch.isnan(fit)
-    count = there.sum(0).clamp(min=1)
-    values = torch.where(there, fit, 0).double()
+    valid = ~torch.isnan(fit)
+    count = valid.sum(0).clamp(min=1)
+    values = torch.where(valid, fit, 0).double()
     mean = values.sum(0) / count
-    deviation = ((torch.where(there, values - mean, 0) ** 2).sum(0) / count).sqrt()
+    deviation = ((torch.where(valid, values - mean, 0) ** 2).sum(0) / count).sqrt()
     deviation = torch.where(moved & (deviation > 0), deviation, 1)
     return torch.stack([mean, torch.where(moved, mean, 0), deviation])
 
@@ -160,7 +160,7 @@ def filled(x: Tensor, scaling: Tensor) -> Tensor:
 class AttributionProbe:
     """Snapshots of the models at the sites of one process since the last collection."""
 
-    wanted: bool = False
+    enabled: bool = False
     seen: list[Snapshot] = field(default_factory=list)
 
     def collect(self) -> list[Snapshot]:
@@ -293,10 +293,10 @@ class Site:
         `doing` says whose doing it is that the model is another than the last time: the site's own
         training, or what it received from others. What is seen stays here, for pictures.
         """
-        if not self._probe.wanted:
+        if not self._probe.enabled:
             return
-        known = self._scenario.tasks_at(moment.stage) if tasks is None else tasks
-        scores = {task: check(task) for task in known}
+        chosen = self._scenario.tasks_at(moment.stage) if tasks is None else tasks
+        scores = {task: check(task) for task in chosen}
         tested = {task: reply.accuracy(variant) for task, reply in scores.items()}
         tested = {task: value for task, value in tested.items() if math.isfinite(value)}
         values = ((float(moment.round), value) for value in tested.values())

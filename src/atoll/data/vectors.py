@@ -61,8 +61,8 @@ def present() -> dict[str, Path]:
 
 
 def _is_vectors(path: Path) -> bool:
-    named = path.name.startswith(("vectors-", "glove", "wiki-news", "crawl"))
-    return path.suffix in KINDS and named and path.is_file()
+    has_prefix = path.name.startswith(("vectors-", "glove", "wiki-news", "crawl"))
+    return path.suffix in KINDS and has_prefix and path.is_file()
 
 
 def _name(path: Path) -> str:
@@ -78,18 +78,18 @@ def load(words: Sequence[str], name: str = "best", norm: float = 5.0) -> Vectors
 
     `best` is the best file that is here; `random-50` draws vectors of 50 numbers.
     """
-    if drawn := re.fullmatch(r"random-(\d+)", name):
-        return _random(words, name, int(drawn[1]), norm)
+    if match := re.fullmatch(r"random-(\d+)", name):
+        return _random(words, name, int(match[1]), norm)
     path = _path(name)
     vectors, places = _read(path, words)
     table = _unknown(len(words), vectors.shape[1])
-    known = np.zeros(len(words), dtype=bool)
-    known[places] = True
+    mask = np.zeros(len(words), dtype=bool)
+    mask[places] = True
     length = float(np.linalg.norm(vectors.astype(np.float64), axis=1).mean()) if len(vectors) else 0
     factor = norm / length if norm and length else 1.0
     table[places] = vectors.astype(np.float32) * np.float32(factor)
-    table[0], known[:2] = 0.0, False
-    return Vectors(_name(path), table, known, factor)
+    table[0], mask[:2] = 0.0, False
+    return Vectors(_name(path), table, mask, factor)
 
 
 def _random(words: Sequence[str], name: str, dimension: int, norm: float) -> Vectors:
@@ -98,14 +98,14 @@ def _random(words: Sequence[str], name: str, dimension: int, norm: float) -> Vec
         remedy = f"write for example random-50; {MOST_NUMBERS:,} numbers at most"
         raise UserError(f"no vectors '{name}'", "model.vectors", remedy)
     streams = (Stream.of(SEED, "vectors", word) for word in words)
-    table = np.stack([one.numpy().standard_normal(dimension) for one in streams])
+    table = np.stack([stream.numpy().standard_normal(dimension) for stream in streams])
     factor = (norm or 1.0) / np.sqrt(dimension)
-    known = np.ones(len(words), dtype=bool)
-    known[:2] = False
+    mask = np.ones(len(words), dtype=bool)
+    mask[:2] = False
     table = (table * factor).astype(np.float32)
     table[:2] = _unknown(len(words), dimension)[:2]
     table[0] = 0.0
-    return Vectors(name, table, known, float(factor))
+    return Vectors(name, table, mask, float(factor))
 
 
 def _unknown(count: int, dimension: int) -> Array:
@@ -117,16 +117,16 @@ def _unknown(count: int, dimension: int) -> Array:
 
 def _path(name: str) -> Path:
     """The file of word vectors with this name."""
-    here = present()
-    if name == "best" and here:
-        return next(iter(here.values()))
-    if name in here:
-        return here[name]
+    files = present()
+    if name == "best" and files:
+        return next(iter(files.values()))
+    if name in files:
+        return files[name]
     if Path(name).suffix in KINDS and Path(name).is_file():
         return Path(name)
     remedy = (
-        nearest(name, here)
-        if here and name != "best"
+        nearest(name, files)
+        if files and name != "best"
         else "put vectors-NAME.npz (words, vectors) or a GloVe, word2vec or fastText text file into"
         " the folder text there, point ATOLL_DATA at a folder that has one, or ask for random"
         " ones by name: --set vectors=random-50"

@@ -54,11 +54,11 @@ class Trainer(Protocol):
 
 
 def local_training(
-    site: Site, loss: Callable[..., Tensor], how: Optimiser
+    site: Site, loss: Callable[..., Tensor], optimiser: Optimiser
 ) -> tuple[Phase, Architecture]:
     """A phase that moves all weights by `loss(network, weights, batch)`; the network in tests."""
     moves = tuple(name for name, _ in site.outline().named_parameters())
-    phase = Phase("loss", moves, partial(loss, shared(site.outline())), how)
+    phase = Phase("loss", moves, partial(loss, shared(site.outline())), optimiser)
     return phase, shared(site.outline(training=False))
 
 

@@ -246,7 +246,7 @@ class Learner:
             answer=number if number < self.plan.steps(public) else None,
             constants=constants if number else {},
             loss=loss,
-            how=optimiser or self.adam,
+            optimiser=optimiser or self.adam,
             fresh=fresh,
             penalty=penalty,
             waiting=self._forward,

@@ -259,8 +259,8 @@ class Learner:
 
 def ordered(part: str, state: Tensors, like: Tensors) -> Tensors:
     """A part of a state in the order of the network's layers; files sort by name."""
-    named = without(part, state)
-    return copied({name: named[name] for name in like if name in named})
+    weights = without(part, state)
+    return copied({name: weights[name] for name in like if name in weights})
 
 
 def _covers(frozen: Tensors | None) -> bool:
@@ -356,8 +356,8 @@ class Head:
 
     def learners(self, moment: Moment) -> list[str]:
         """The clients that train at a stage."""
-        here = self.site.parties(moment.stage)
-        return here[-1:] if self.alone else here
+        parties = self.site.parties(moment.stage)
+        return parties[-1:] if self.alone else parties
 
     def job(
         self,

@@ -112,12 +112,12 @@ class EarlyStoppedJob:
             if course[STOPPED]:
                 break
             noise = torch.tensor(key, device=self.work.rows.y.device)
-            one = replace(
+            job = replace(
                 self.epoch(float(course[RATE]), stream), ours=alone and weights is not first
             )
-            result = yield replace(one, weights={**weights, KEY: noise}, moments=moments)
+            result = yield replace(job, weights={**weights, KEY: noise}, moments=moments)
             weights, moments = result.weights, result.moments
-            loss = float(result.losses[one.phases[0].name])
+            loss = float(result.losses[job.phases[0].name])
             if len(self.valid):
                 read = {name: weights[name] for name in self.reads}
                 loss = float((yield EvalJob(read, self.valid, self.function))) / len(self.valid)
@@ -136,5 +136,5 @@ class EarlyStoppedJob:
     def first(self) -> TrainJob:
         """The training job of the first epoch."""
         key = torch.tensor(self.keys[0], device=self.work.rows.y.device)
-        one = self.epoch(float(self.course[RATE]), self.streams[0])
-        return replace(one, weights={**self.work.weights, KEY: key})
+        job = self.epoch(float(self.course[RATE]), self.streams[0])
+        return replace(job, weights={**self.work.weights, KEY: key})

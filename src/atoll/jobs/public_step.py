@@ -59,7 +59,7 @@ class PublicJob:
     answer: int | None  # the step that is asked for
     constants: Tensors  # what the loss reads beside the logits
     loss: StepLoss
-    how: Optimiser
+    optimiser: Optimiser
     fresh: bool = True  # reset Adam after every step
     penalty: Callable[[Tensors], Tensor] | None = None  # a penalty on the parameters
     waiting: Any = None  # the forward pass of the step before
@@ -75,7 +75,7 @@ class PublicJob:
             self.network,
             self.moves,
             loss,
-            self.how,
+            self.optimiser,
             memory,
             shapes(self.weights),
         )
@@ -106,8 +106,8 @@ class PublicJob:
     def _forward(self, weights: Tensors, step: int) -> Forward:
         """The logits of a batch in training; the weights stay as they are until it is followed."""
         leaves = {n: weights[n].detach().requires_grad_() for n in self.moves}
-        mine = {n: leaves.get(n, w.clone()) for n, w in weights.items()}
-        return Forward(self.at(step), mine, self.network(mine, self.images(step)))
+        moved = {n: leaves.get(n, w.clone()) for n, w in weights.items()}
+        return Forward(self.at(step), moved, self.network(moved, self.images(step)))
 
     def _followed(self, waiting: Forward) -> tuple[Tensors, Tensors, Tensor]:
         weights = waiting.weights
@@ -117,20 +117,20 @@ class PublicJob:
         moved = [weights[n].detach().clone() for n in self.moves]
         slopes = gradients(loss, [weights[n] for n in self.moves])
         before = {} if self.fresh else self.moments
-        taken = float(before.get("steps", torch.tensor(0)))
+        steps = float(before.get("steps", torch.tensor(0)))
         memory = [
-            [before[f"{kind}/{n}"].clone() for n in self.moves] if taken else zeros(moved)
+            [before[f"{kind}/{n}"].clone() for n in self.moves] if steps else zeros(moved)
             for kind in ("first", "second")
         ]
-        counts = list(torch.full((len(moved),), taken, device=moved[0].device).unbind())
+        counts = list(torch.full((len(moved),), steps, device=moved[0].device).unbind())
         with torch.no_grad():
-            descend(moved, slopes, (memory[0], memory[1], counts), self.how)
+            descend(moved, slopes, (memory[0], memory[1], counts), self.optimiser)
         after = {n: w.detach() for n, w in weights.items()} | dict(
             zip(self.moves, moved, strict=True)
         )
         if self.fresh:
             return after, {}, loss.detach()
-        moments: Tensors = {"steps": torch.tensor(taken + 1)}
+        moments: Tensors = {"steps": torch.tensor(steps + 1)}
         for kind, tensors in zip(("first", "second"), memory, strict=True):
             moments |= {f"{kind}/{n}": t for n, t in zip(self.moves, tensors, strict=True)}
         return after, moments, loss.detach()

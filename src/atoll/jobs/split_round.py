@@ -73,9 +73,9 @@ class Lent:
     @property
     def form(self) -> Hashable:
         """Halves of equal form can be stacked."""
-        how = (self.rate, self.frozen is None, self.still, bool(self.before))
+        settings = (self.rate, self.frozen is None, self.still, bool(self.before))
         x = (tuple(self.x.shape), str(self.x.dtype))
-        return (self.function, x, *how, self.penalty, self.digits, self.dropped)
+        return (self.function, x, *settings, self.penalty, self.digits, self.dropped)
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ class SplitJob:
             self.sends_before,
             self.class_sums,
         )
-        how = (self.rate, self.agg, self.places, self.parties, self.clip, self.noise)
-        return ("passes", loss, shapes(tensors), halves, rows, how, str(self.y.device))
+        settings = (self.rate, self.agg, self.places, self.parties, self.clip, self.noise)
+        return ("passes", loss, shapes(tensors), halves, rows, settings, str(self.y.device))
 
     @property
     def functions(self) -> tuple[Callable[..., Any], ...]:

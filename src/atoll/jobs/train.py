@@ -117,12 +117,12 @@ class TrainJob:
         losses = identities(self.functions)
         if losses is None:
             return None
-        how = tuple([(p.name, p.moves, p.optimiser.key) for p in self.phases])
+        phases = tuple([(p.name, p.moves, p.optimiser.key) for p in self.phases])
         x = self.rows.x
         inputs = (x.shape[1:], x.dtype, x.device)
         weights = shapes(self.weights, self.own)
         weighted = self.rows.share is not None
-        return ("work", losses, how, weights, inputs, self.batch, self.epochs, weighted)
+        return ("work", losses, phases, weights, inputs, self.batch, self.epochs, weighted)
 
     @property
     def functions(self) -> tuple[Callable[..., Tensor], ...]:
@@ -131,7 +131,7 @@ class TrainJob:
 
     def run(self) -> TrainResult:
         """Train."""
-        return self.taken(self.steps)
+        return self.run_steps(self.steps)
 
     @cached_property
     def steps(self) -> int:
@@ -150,10 +150,11 @@ class TrainJob:
             sizes[-2:] = [self.batch + 1]
         return sizes
 
-    def taken(self, steps: int) -> TrainResult:
+    def run_steps(self, steps: int) -> TrainResult:
         """The result of the first steps alone; losses are still divided by all rows."""
         weights, moments = (
-            dict(named) if self.ours else copied(named) for named in (self.weights, self.moments)
+            dict(tensors) if self.ours else copied(tensors)
+            for tensors in (self.weights, self.moments)
         )
         moved = {
             phase.name: [weights[n].requires_grad_() for n in phase.moves] for phase in self.phases
@@ -169,8 +170,8 @@ class TrainJob:
                 losses[number] += loss.detach() * len(batch)
         rows = max(1, self.epochs * len(self.rows))
         means = {p.name: x / rows for p, x in zip(self.phases, losses.tolist(), strict=True)}
-        for one in memory.values():
-            moments |= one.saved()
+        for part in memory.values():
+            moments |= part.saved()
         return TrainResult({n: w.detach() for n, w in weights.items()}, moments, means)
 
     def _batches(self) -> Iterator[Rows]:
@@ -203,29 +204,29 @@ class Memory:
         self.second = [
             moments.get(f"second/{n}", z.clone()) for n, z in zip(names, zeros, strict=True)
         ]
-        taken = float(moments.get(f"steps/{phase.name}", torch.tensor(0)))
-        self.steps = [torch.full((), taken, device=w.device) for w in weights] if adaptive else []
+        steps = float(moments.get(f"steps/{phase.name}", torch.tensor(0)))
+        self.steps = [torch.full((), steps, device=w.device) for w in weights] if adaptive else []
 
-    def descend(self, weights: list[Tensor], gradients: list[Tensor], how: Optimiser) -> None:
+    def descend(self, weights: list[Tensor], gradients: list[Tensor], optimiser: Optimiser) -> None:
         """One step, in place."""
         with torch.no_grad():
-            descend(weights, gradients, (self.first, self.second, self.steps), how)
+            descend(weights, gradients, (self.first, self.second, self.steps), optimiser)
 
     @torch.no_grad()
     def load(self, moments: Tensors) -> None:
         """Load these moments, in place; none: reset."""
         if not self.steps:
             return
-        for kind, mine in (("first", self.first), ("second", self.second)):
+        for kind, buffers in (("first", self.first), ("second", self.second)):
             tensors = [moments.get(f"{kind}/{n}") for n in self.phase.moves]
-            there = [g for g in tensors if g is not None]
-            if len(there) < len(mine):
-                torch._foreach_zero_(mine)
-            if there:
-                places = [m for m, g in zip(mine, tensors, strict=True) if g is not None]
-                torch._foreach_copy_(places, there)
-        taken = moments.get(f"steps/{self.phase.name}")
-        count = 0.0 if taken is None else float(taken.flatten()[0])
+            present = [g for g in tensors if g is not None]
+            if len(present) < len(buffers):
+                torch._foreach_zero_(buffers)
+            if present:
+                places = [m for m, g in zip(buffers, tensors, strict=True) if g is not None]
+                torch._foreach_copy_(places, present)
+        steps = moments.get(f"steps/{self.phase.name}")
+        count = 0.0 if steps is None else float(steps.flatten()[0])
         torch._foreach_zero_(self.steps)
         torch._foreach_add_(self.steps, count)
 
@@ -243,19 +244,19 @@ def descend(
     weights: list[Tensor],
     gradients: list[Tensor],
     memory: tuple[list[Tensor], list[Tensor], list[Tensor]],  # first and second moments, steps
-    how: Optimiser,
+    optimiser: Optimiser,
 ) -> None:
     """One step of the optimiser, in place."""
     # torch's fused kernels assume that a gradient has the memory layout of its weight
     gradients = [gradient.contiguous() for gradient in gradients]
-    if how.kind == "sgd":
+    if optimiser.kind == "sgd":
         none: list[Tensor | None] = [None] * len(weights)
-        sgd(weights, gradients, none, foreach=True, weight_decay=how.decay, momentum=0, lr=how.rate,
-            dampening=0, nesterov=False, maximize=False)  # fmt: skip
+        sgd(weights, gradients, none, foreach=True, weight_decay=optimiser.decay, momentum=0,
+            lr=optimiser.rate, dampening=0, nesterov=False, maximize=False)  # fmt: skip
         return
     first, second, steps = memory
     adam(weights, gradients, first, second, [], steps, fused=True, amsgrad=False, beta1=0.9,
-         beta2=0.999, lr=how.rate, weight_decay=how.decay, eps=how.epsilon,
+         beta2=0.999, lr=optimiser.rate, weight_decay=optimiser.decay, eps=optimiser.epsilon,
          maximize=False)  # fmt: skip
 
 

@@ -204,13 +204,13 @@ def _way(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Way:
             fixed[key] = _fixed_way(x, weight, bias, sizes)
         return fixed.get(key, "grouped")
     assert timings is not None
-    known = timings.by_shape.get(key)
-    if known is None or known.way not in WAYS:
+    timing = timings.by_shape.get(key)
+    if timing is None or timing.way not in WAYS:
         if _capturing(x):
             return "grouped"  # no clock runs while a graph is captured
-        known = timings.by_shape[key] = _timing(x, weight, bias, sizes)
+        timing = timings.by_shape[key] = _timing(x, weight, bias, sizes)
     timings.used.add(key)
-    return known.way
+    return timing.way
 
 
 def _timing(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sizes) -> Timing:

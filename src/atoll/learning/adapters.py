@@ -25,7 +25,6 @@ from atoll.learning.weights import without
 __all__ = [
     "HIDDEN", "Layer", "adapted_layers", "class_mask", "draw_adapters", "first_past",
     "input_squares", "masked_loss", "merge_down", "merge_up", "merged", "output_layer",
-    "require_mlp",
 ]  # fmt: skip
 
 HIDDEN: Final = -1e4  # added to the logits of classes that the loss leaves out
@@ -132,9 +131,9 @@ def weighted_squares(squares: Sequence[Tensor], by_site: Sequence[float]) -> lis
 
     Squares decide how much a site counts, so their sum is at most LIMIT times the median.
     """
-    totals = torch.stack([one.sum() for one in squares])
-    there = totals[totals > 0]
-    limit = LIMIT * there.median() if len(there) else totals.new_ones(())
+    totals = torch.stack([square.sum() for square in squares])
+    positive = totals[totals > 0]
+    limit = LIMIT * positive.median() if len(positive) else totals.new_ones(())
     factors = (limit / totals.clamp(min=torch.finfo(totals.dtype).tiny)).clamp(max=1)
     whole = sum(by_site) / len(by_site)
     shares = [weight / whole for weight in by_site]

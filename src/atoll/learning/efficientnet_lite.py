@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 from atoll.core.errors import UserError
 from atoll.core.storage import disk_errors
 
-__all__ = ["FEATURES", "SIZE", "EfficientNetLite", "pretrained", "weights_file"]
+__all__ = ["SIZE", "EfficientNetLite", "pretrained", "weights_file"]
 
 # of the file that `python -m atoll.convert_pretrained` writes
 SHA256: Final = "264a70aacef1ee199ceef44656d0f564c396c3fca14e0c4031db611185d79eef"

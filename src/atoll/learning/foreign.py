@@ -19,7 +19,7 @@ from atoll.core.errors import UserError
 from atoll.core.options import nearest
 from atoll.core.plugins import import_named
 from atoll.core.rng import Stream
-from atoll.learning.image_nets import StreamDropout, drawn
+from atoll.learning.image_nets import StreamDropout, draw_weights
 
 __all__ = ["Frozen", "build", "first_values", "frozen_layers", "frozen_values", "has_own_values"]
 
@@ -44,7 +44,9 @@ class Frozen(nn.Module):
         kinds = {x.dtype for x in inputs if isinstance(x, Tensor) and x.is_floating_point()}
         # not state_dict(), whose detached copies torch.export cannot trace
         tensors = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
-        if not kinds or not any(_differs(tensor, kinds) for tensor in tensors.values()):
+        if not kinds or not any(
+            tensor.is_floating_point() and tensor.dtype not in kinds for tensor in tensors.values()
+        ):
             return layer(*inputs)
         kind = kinds.pop()
         cast = {n: t.to(kind) if t.is_floating_point() else t for n, t in tensors.items()}
@@ -60,10 +62,6 @@ class Frozen(nn.Module):
     def extra_repr(self) -> str:
         """What distinguishes two of them: the layer, and its values by their hash."""
         return f"{self.__dict__['layer']!r}, {self.digest}"
-
-
-def _differs(tensor: Tensor, kinds: set[torch.dtype]) -> bool:
-    return tensor.is_floating_point() and tensor.dtype not in kinds
 
 
 def digest(tensors: Any) -> str:
@@ -101,7 +99,7 @@ def build(
         raise UserError(f"'{name}' gives no torch.nn.Module", "model.name", "return a module")
     _stream_dropout(model, stream)
     if not has_own_values(name, initial):
-        model = drawn(model, stream)
+        model = draw_weights(model, stream)
     _evaluate(model, name, shape, classes)
     _freeze_layers(model, frozen)
     return model.train()
@@ -193,10 +191,10 @@ def _evaluate(model: nn.Module, name: str, shape: Shape, classes: int) -> None:
 
 def _freeze_layers(model: nn.Module, names: Sequence[str]) -> None:
     """Freeze the layers of these names, and those whose parameters need no gradient."""
-    known = [name for name, _ in model.named_modules() if name]
+    layers = [name for name, _ in model.named_modules() if name]
     for name in names:
-        if name not in known:
-            raise UserError(f"no layer '{name}' to freeze", "model.frozen", nearest(name, known))
+        if name not in layers:
+            raise UserError(f"no layer '{name}' to freeze", "model.frozen", nearest(name, layers))
     _freeze_below(model, names, "")
     parts = [name for name, one in model.named_parameters() if not one.requires_grad]
     if parts:

@@ -16,7 +16,7 @@ from atoll.core.errors import UserError
 from atoll.core.options import nearest
 from atoll.core.rng import Stream
 
-__all__ = ["NETWORKS", "LeNet", "StreamDropout", "build", "drawn"]
+__all__ = ["NETWORKS", "LeNet", "StreamDropout", "build", "draw_weights"]
 
 Shape = tuple[int, ...]  # channels, height, width
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
@@ -240,8 +240,8 @@ class LeNet(nn.Module):
     @property
     def layers(self) -> dict[str, Shape]:
         """The shape of every layer below the head."""
-        named = ("conv1", "conv2", "full1", "full2")
-        return {name: tuple(getattr(self, name).weight.shape) for name in named}
+        names = ("conv1", "conv2", "full1", "full2")
+        return {name: tuple(getattr(self, name).weight.shape) for name in names}
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits."""
@@ -297,10 +297,10 @@ def build(name: str, shape: Shape, classes: int, stream: Stream) -> nn.Module:
         raise UserError(f"the network '{name}' reads images", "model.name", "use 'mlp' for tables")
     with torch.device("meta"):
         model = NETWORKS[name](shape, classes)
-    return drawn(model, stream)
+    return draw_weights(model, stream)
 
 
-def drawn(model: nn.Module, stream: Stream) -> nn.Module:
+def draw_weights(model: nn.Module, stream: Stream) -> nn.Module:
     """The network with first weights as torch's own layers have them, but from the stream."""
     # not to_empty(), which for tensors on "meta" imports what knows symbolic shapes: seconds
     model = model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
@@ -338,5 +338,5 @@ def _first(layer: nn.Module, own: str, tensor: Tensor, stream: Stream) -> Tensor
 
 
 def _uniform(tensor: Tensor, bound: float, stream: Stream) -> Tensor:
-    drawn = stream.numpy().random(tuple(tensor.shape), dtype="float32")
-    return torch.from_numpy(drawn) * (2 * bound) - bound
+    values = stream.numpy().random(tuple(tensor.shape), dtype="float32")
+    return torch.from_numpy(values) * (2 * bound) - bound

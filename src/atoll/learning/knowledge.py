@@ -47,10 +47,10 @@ def class_means(embeddings: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Te
     return (total / counts.clamp(min=1)[:, None]).to(embeddings.dtype), counts
 
 
-def evolved(old: Tensor, known: Tensor, new: Tensor, counts: Tensor, beta: float) -> Tensor:
+def evolved(old: Tensor, learned: Tensor, new: Tensor, counts: Tensor, beta: float) -> Tensor:
     """Eq. 5: a new class is inserted, a known one is mixed, one without rows is left as it is."""
     mixed = beta * new + (1 - beta) * old
-    prototypes = torch.where(known[:, None], mixed, new)
+    prototypes = torch.where(learned[:, None], mixed, new)
     return torch.where((counts > 0)[:, None], prototypes, old)
 
 
@@ -61,15 +61,15 @@ def batch_means(embeddings: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Te
     return kinds.T @ embeddings / counts.clamp(min=1)[:, None], counts
 
 
-def drift_scalar(before: Tensor, now: Tensor, here: Tensor) -> Tensor:
-    """Eq. 3 and 4: the mean of the cosine between old and new means, over the classes `here`."""
+def drift_scalar(before: Tensor, now: Tensor, present: Tensor) -> Tensor:
+    """Eq. 3 and 4: the mean of the cosine between old and new means, over the classes `present`."""
     near = torch.nn.functional.cosine_similarity(before, now, dim=-1)
-    return torch.where(here, near, 0).sum() / here.sum()
+    return torch.where(present, near, 0).sum() / present.sum()
 
 
-def drift_vector(before: Tensor, now: Tensor, here: Tensor) -> Tensor:
-    """How far class means have moved, on average over the classes `here`: (width,)."""
-    return torch.where(here[:, None], now - before, 0).sum(0) / here.sum()
+def drift_vector(before: Tensor, now: Tensor, present: Tensor) -> Tensor:
+    """How far class means have moved, on average over the classes `present`: (width,)."""
+    return torch.where(present[:, None], now - before, 0).sum(0) / present.sum()
 
 
 def drift(kind: str, before: Tensor, now: Tensor, y: Tensor, classes: int) -> Tensor:
@@ -79,17 +79,17 @@ def drift(kind: str, before: Tensor, now: Tensor, y: Tensor, classes: int) -> Te
     return (drift_scalar if kind == "scalar" else drift_vector)(past, means, counts > 0)
 
 
-def combined(parts: list[Tensor], how: str, beta: float) -> Tensor:
+def combined(parts: list[Tensor], rule: str, beta: float) -> Tensor:
     """d.3 step 11: the input of the top at a test where each client was trained by itself.
 
     mix: H_k = beta E_k + (1 - beta) H_(k-1), whose class means are the prototypes of eq. 5.
     """
-    if how == "sum":
+    if rule == "sum":
         return torch.stack(parts).sum(0)
     mixed = parts[0]
     for part in parts[1:]:
         mixed = beta * part + (1 - beta) * mixed
-    return parts[-1] if how == "current" else mixed
+    return parts[-1] if rule == "current" else mixed
 
 
 def fisher(network: Bottom, weights: Mapping[str, Tensor], x: Tensor, g: Tensor) -> Tensors:

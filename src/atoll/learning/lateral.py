@@ -81,9 +81,9 @@ def _broadcast(z: Tensor, mu: Tensor) -> Tensor:
     return z.unsqueeze(-3) if mu.dim() > 2 else z
 
 
-def concat_logits(weights: Mapping[str, Tensor], own: Tensor, z: Tensor, how: str) -> Tensor:
+def concat_logits(weights: Mapping[str, Tensor], own: Tensor, z: Tensor, inputs: str) -> Tensor:
     """The logits of the concatenation baseline: an MLP on F_theta_c(x_c) and the own columns."""
-    common = torch.softmax(z, -1) if how == "prob" else z
+    common = torch.softmax(z, -1) if inputs == "prob" else z
     column = without("concat", weights)
     return outputs(column, torch.cat([common, own], -1), len(column) // 2)[-1]
 

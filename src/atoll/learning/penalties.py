@@ -156,8 +156,8 @@ class Past:
                 self._add(name, part)
 
     def _add(self, name: str, part: Tensor) -> None:
-        known = self.importance.get(name)
-        self.importance[name] = part if known is None else known + part
+        before = self.importance.get(name)
+        self.importance[name] = part if before is None else before + part
 
     def state(self) -> Tensors:
         """Everything that outlives a message, by name."""

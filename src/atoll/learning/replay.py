@@ -50,8 +50,8 @@ def contrast(rows: Tensor, y: Tensor, current: int) -> Tensor:
 def _directions(rows: Tensor) -> Tensor:
     """Rows at length 1; one of zeros has no direction, stays zero and gets no gradient."""
     length = rows.norm(dim=-1, keepdim=True)
-    there = length > 0
-    return torch.where(there, rows, 0) / torch.where(there, length, 1)
+    nonzero = length > 0
+    return torch.where(nonzero, rows, 0) / torch.where(nonzero, length, 1)
 
 
 def translated(embeddings: Tensor, away: Tensor, towards: Tensor) -> Tensor:

@@ -41,19 +41,19 @@ MESSAGE = 2048  # rows of one message without gradient
 ROUNDING = 64  # a distance of fewer units of rounding error counts as 0
 
 
-def joined(embeddings: Sequence[Tensor], how: Agg) -> Tensor:
+def joined(embeddings: Sequence[Tensor], agg: Agg) -> Tensor:
     """The joint embedding of rows from those of each client."""
-    if how == "concat":
+    if agg == "concat":
         return torch.cat(list(embeddings), -1)
     total = torch.stack(list(embeddings)).sum(0)
-    return total if how == "sum" else total / len(embeddings)
+    return total if agg == "sum" else total / len(embeddings)
 
 
-def parts_of(gradient: Tensor, count: int, how: Agg) -> list[Tensor]:
+def parts_of(gradient: Tensor, count: int, agg: Agg) -> list[Tensor]:
     """The gradient of each client's embedding, from that of the joint one."""
-    if how == "concat":
+    if agg == "concat":
         return list(gradient.chunk(count, -1))
-    return [gradient if how == "sum" else gradient / count] * count
+    return [gradient if agg == "sum" else gradient / count] * count
 
 
 @dataclass(frozen=True)

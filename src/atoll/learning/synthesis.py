@@ -61,19 +61,19 @@ def outlying(features: Tensor, anchors: Tensor, y: Tensor) -> Tensor:
     return (distance - RADIUS).clamp(min=0)
 
 
-def draw_generator(inputs: int, classes: int, how: Synthesis, stream: Stream) -> Tensors:
+def draw_generator(inputs: int, classes: int, options: Synthesis, stream: Stream) -> Tensors:
     """First weights: noise and a class go in, a row comes out."""
-    first = draw_linear(how.width, how.latent + classes, stream.child("hidden"))
-    last = draw_linear(inputs, how.width, stream.child("row"))
+    first = draw_linear(options.width, options.latent + classes, stream.child("hidden"))
+    last = draw_linear(inputs, options.width, stream.child("row"))
     names = ("hidden_weight", "hidden_bias", "row_weight", "row_bias")
     return dict(zip(names, (*first, *last), strict=True))
 
 
-def fits(generator: Mapping[str, Tensor], inputs: int, classes: int, how: Synthesis) -> bool:
+def fits(generator: Mapping[str, Tensor], inputs: int, classes: int, options: Synthesis) -> bool:
     """Whether a generator has the form that these options give it."""
     shapes = {
-        "hidden_weight": (how.width, how.latent + classes), "hidden_bias": (how.width,),
-        "row_weight": (inputs, how.width), "row_bias": (inputs,),
+        "hidden_weight": (options.width, options.latent + classes), "hidden_bias": (options.width,),
+        "row_weight": (inputs, options.width), "row_bias": (inputs,),
     }  # fmt: skip
     return {name: tuple(tensor.shape) for name, tensor in generator.items()} == shapes
 
@@ -136,7 +136,7 @@ class _BatchNorms:
         for handle in self.handles:
             handle.remove()
 
-    def taken(self) -> Tensor | float:
+    def total(self) -> Tensor | float:
         """The sum over layers of the last pass."""
         total = sum(self.distances)
         self.distances.clear()
@@ -152,9 +152,11 @@ class _Pair:
     seen: Tensor  # (classes,) truth values
     shape: tuple[int, ...]  # of a row
 
-    def rows(self, generator: Tensors, how: Synthesis, stream: Stream) -> tuple[Tensor, Tensor]:
+    def rows(self, generator: Tensors, options: Synthesis, stream: Stream) -> tuple[Tensor, Tensor]:
         """A batch of the generator, with gradient, and its classes."""
-        noise, y = _draw(self.seen, how.batch, how.latent, stream, generator["hidden_weight"].dtype)
+        noise, y = _draw(
+            self.seen, options.batch, options.latent, stream, generator["hidden_weight"].dtype
+        )
         one_hot = F.one_hot(y, len(self.seen)).to(noise.dtype)
         return _generated(generator, noise, one_hot, limit_of(self.shape)).view(-1, *self.shape), y
 
@@ -167,7 +169,7 @@ def trained_generator(
     student: nn.Module,
     seen: Tensor,
     shape: tuple[int, ...],
-    how: Synthesis,
+    options: Synthesis,
     stream: Stream,
 ) -> Tensors:
     """A generator of rows on which the teacher is confident and the student is not.
@@ -176,40 +178,40 @@ def trained_generator(
     w = 1 where teacher and student name different classes, then the student by KL(T(x) || S(x)).
     """
     pair = _Pair(teacher.eval().requires_grad_(False), student.train(), seen, shape)
-    weights = draw_generator(math.prod(shape), len(seen), how, stream)
+    weights = draw_generator(math.prod(shape), len(seen), options, stream)
     dtype = next(teacher.parameters()).dtype
     generator = {n: w.to(seen.device, dtype).requires_grad_() for n, w in weights.items()}
     norms = _BatchNorms(teacher)
     first, second = (
-        torch.optim.Adam(list(moved), how.rate)
+        torch.optim.Adam(list(moved), options.rate)
         for moved in (generator.values(), student.parameters())
     )
-    for step in range(how.steps):
-        x, y = pair.rows(generator, how, stream.child("step", step))
-        _descend(first, _generator_loss(pair, norms, x, y, how))
+    for step in range(options.steps):
+        x, y = pair.rows(generator, options, stream.child("step", step))
+        _descend(first, _generator_loss(pair, norms, x, y, options))
         rows = x.detach()
         taught, learned = (pair.logits(model, rows) for model in (teacher, student))
-        norms.taken()
+        norms.total()
         _descend(second, divergences(taught, learned, TEMPERATURE).mean())
     norms.remove()
     return {name: weight.detach() for name, weight in generator.items()}
 
 
 def _generator_loss(
-    pair: _Pair, norms: _BatchNorms, x: Tensor, y: Tensor, how: Synthesis
+    pair: _Pair, norms: _BatchNorms, x: Tensor, y: Tensor, options: Synthesis
 ) -> Tensor:
     """The loss of the generator."""
     taught = pair.logits(pair.teacher, x)
-    loss = F.cross_entropy(taught, y) + how.statistics * norms.taken()
+    loss = F.cross_entropy(taught, y) + options.statistics * norms.total()
     guessed = pair.logits(pair.student, x)
     differs = (taught.argmax(-1) != guessed.argmax(-1)).to(taught.dtype)
-    loss = loss - how.adversarial * (differs * divergences(taught, guessed)).mean()
-    if how.anchors:
+    loss = loss - options.adversarial * (differs * divergences(taught, guessed)).mean()
+    if options.anchors:
         assert isinstance(pair.teacher, MLP)  # others are refused before
         weights = dict(pair.teacher.named_parameters())
         features = outputs(weights, x.flatten(1), pair.teacher.depth)[-2]
         anchors = anchor_directions(len(pair.seen), features.shape[-1]).to(features)
-        loss = loss + how.anchors * outlying(features, anchors, y).mean()
+        loss = loss + options.anchors * outlying(features, anchors, y).mean()
     return loss
 
 

@@ -26,10 +26,10 @@ class TaskIndex:
         """The tasks whose parts a client receives, and their scores where they were compared."""
         if self.compare is None:
             return [(stage - 1, other) for other in ids], []
-        here = self.described[stage, id]
+        description = self.described[stage, id]
         past = [task for task in self.adaptive if task[0] < stage]
         return nearest_tasks(
-            {task: self.compare(here, self.described[task]) for task in past}, self.keep
+            {task: self.compare(description, self.described[task]) for task in past}, self.keep
         )
 
     def parts(self, tasks: Sequence[Task]) -> Tensors:

@@ -126,8 +126,8 @@ def begun(
     result = dict(weights)
     for layer in layout.layers:
         result[f"now/adaptive/{layer}"] = start * weights[f"base/{layer}"]
-    for name, (drawn, deviation) in first_draws(layout).items():
-        result[f"now/{name}"] = normal(drawn, deviation, stream(name, drawn)).to(like)
+    for name, (sizes, deviation) in first_draws(layout).items():
+        result[f"now/{name}"] = normal(sizes, deviation, stream(name, sizes)).to(like)
     outputs = {n: shape[0] for n, shape in layout.shapes.items() if n not in layout.plain}
     shape = (classes, layout.width)
     bound = math.sqrt(6 / sum(shape))
@@ -195,8 +195,8 @@ def foreign_parts(codes: Sequence[Tensors], layout: Layout, like: Tensor) -> Ten
     for layer in layout.layers:
         parts[f"foreign/{layer}"] = like.new_zeros((layout.slots, *layout.shapes[layer]))
     for slot, code in enumerate(codes):
-        here = {name: tensor.to(like.device) for name, tensor in code.items()}
-        pieces = decoded(here, sum(sizes)).split(sizes)
+        moved = {name: tensor.to(like.device) for name, tensor in code.items()}
+        pieces = decoded(moved, sum(sizes)).split(sizes)
         for layer, piece in zip(layout.layers, pieces, strict=True):
             parts[f"foreign/{layer}"][slot] = piece.view(layout.shapes[layer])
     return parts

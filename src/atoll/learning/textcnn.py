@@ -106,16 +106,16 @@ def _cut(words: Words, x: Tensor, bounds: Bounds | None) -> _Texts:
 
 def _words(words: Words, x: Tensor, members: int, bounds: Bounds | None) -> tuple[Tensor, Tensor]:
     """The vectors of each member's different words, and where each token has its own among all."""
-    by_member, known = x.unflatten(0, (members, -1)), len(words.table)
-    used = distinct(by_member, known)
+    by_member, size = x.unflatten(0, (members, -1)), len(words.table)
+    used = distinct(by_member, size)
     if bounds is not None:
         room = bounds.tokens
     elif _capturing(x):
-        room = min(known, x.numel() // members)
+        room = min(size, x.numel() // members)
     else:
         room = int(used.sum(-1).amax())
     place = used.cumsum(-1) - 1
-    token = torch.arange(known, device=x.device).expand(members, -1)
+    token = torch.arange(size, device=x.device).expand(members, -1)
     tokens = token.new_zeros((members, room + 1))  # one more for all that do not occur
     tokens.scatter_(1, torch.where(used > 0, place, room), token)
     first = torch.arange(members, device=x.device)[:, None] * room
@@ -255,23 +255,23 @@ def extremes(words: Words, x: Tensor, banks: Sequence[Tensor]) -> list[Tensor]:
 
 def document_means(words: Words, x: Tensor) -> Tensor:
     """The mean vector of each text over its known words; zero where it has none: (rows, D)."""
-    known = words.known[x.long()].to(words.table.dtype)
-    sums = F.embedding_bag(x.long(), words.table, mode="sum", per_sample_weights=known)
-    return sums / known.sum(-1, keepdim=True).clamp(min=1)
+    mask = words.known[x.long()].to(words.table.dtype)
+    sums = F.embedding_bag(x.long(), words.table, mode="sum", per_sample_weights=mask)
+    return sums / mask.sum(-1, keepdim=True).clamp(min=1)
 
 
 def known_words(texts: Sequence[Tensor], words: int) -> Tensor:
     """Which words of a vocabulary occur in texts: (words,); padding and the unknown word do."""
-    known = torch.zeros(words, dtype=torch.bool, device=texts[0].device)
-    known[: UNKNOWN + 1] = True
+    mask = torch.zeros(words, dtype=torch.bool, device=texts[0].device)
+    mask[: UNKNOWN + 1] = True
     for text in texts:
-        known[text.long()] = True
-    return known
+        mask[text.long()] = True
+    return mask
 
 
-def restricted(x: Tensor, known: Tensor | None) -> Tensor:
+def restricted(x: Tensor, vocabulary: Tensor | None) -> Tensor:
     """The tokens of x; those of words that are not known become the unknown one; None: all are."""
-    return x if known is None else torch.where(known[x.long()], x, UNKNOWN)
+    return x if vocabulary is None else torch.where(vocabulary[x.long()], x, UNKNOWN)
 
 
 def normal(shape: Sequence[int], deviation: float, stream: Stream) -> Tensor:

@@ -25,8 +25,8 @@ def exists(name: str) -> bool:
 
 def load(name: str) -> Method:
     """The method with this name."""
-    known = f"{__name__}.{name}" in sys.modules  # listing the folder for each client takes time
-    if not known and name not in names():
+    loaded = f"{__name__}.{name}" in sys.modules  # listing the folder for each client takes time
+    if not loaded and name not in names():
         return load_foreign(name, "atoll.methods", Method, "method", names())
     method = importlib.import_module(f"{__name__}.{name}").METHOD
     assert isinstance(method, Method)

@@ -61,8 +61,8 @@ class Client:
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
         model = site.model(own=options.columns == "all")
-        self.how: dict[str, Any] = {"network": skeleton(model, True), "columns": options.columns}
-        self.tested: dict[str, Any] = {**self.how, "network": skeleton(model, False)}
+        self.kwargs: dict[str, Any] = {"network": skeleton(model, True), "columns": options.columns}
+        self.tested: dict[str, Any] = {**self.kwargs, "network": skeleton(model, False)}
         self.moves = tuple(name for name, _ in model.named_parameters())
         self.weights = copied(model.state_dict())
         self.moments: Tensors = {}
@@ -70,8 +70,8 @@ class Client:
     def fit(self, request: Empty, moment: Moment) -> Working[Trained]:
         """Train on the rows of the stage."""
         options = self.options
-        how = Optimiser(options.optimiser, options.rate)
-        phase = Phase("loss", self.moves, partial(loss, **self.how), how)
+        optimiser = Optimiser(options.optimiser, options.rate)
+        phase = Phase("loss", self.moves, partial(loss, **self.kwargs), optimiser)
         rows, stream = self.site.train(moment.stage), self.site.stream("fit", moment)
         result = yield TrainJob(
             self.weights, self.moments, (phase,), rows, options.batch, options.epochs, stream
@@ -102,7 +102,7 @@ class Client:
 
     def predict(self, model: Tensors, rows: Rows) -> Tensor:
         """The logits of a final model."""
-        return logits(model, rows, **self.how)
+        return logits(model, rows, **self.kwargs)
 
 
 class Server:

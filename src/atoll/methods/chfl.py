@@ -271,16 +271,16 @@ class Client:
 
     def _measured(self, weights: Tensors, rows: Rows) -> Working[list[float]]:
         """The hits of each model, or its score times rows; empty where the rows define none."""
-        how: dict[str, Any] = {"depth": self.depth, "concat": self.concat, "local": self.local}
+        settings: dict[str, Any] = {"depth": self.depth, "concat": self.concat, "local": self.local}
         if not len(rows):
             return []
         if self.site.metric == "accuracy":
-            job = EvalJob(weights, rows, partial(lateral.correct_rows, **how), self.own_inputs)
+            job = EvalJob(weights, rows, partial(lateral.correct_rows, **settings), self.own_inputs)
             return list((yield job).tolist())
-        logits = in_chunks(partial(lateral.every_logits, weights, **how), rows).cpu().double()
+        logits = in_chunks(partial(lateral.every_logits, weights, **settings), rows).cpu().double()
         y = rows.y.cpu().numpy()
-        scores = [selection_score(self.site.metric, y, one) for one in logits.numpy()]
-        return [] if any(map(math.isnan, scores)) else [one * len(rows) for one in scores]
+        scores = [selection_score(self.site.metric, y, z) for z in logits.numpy()]
+        return [] if any(map(math.isnan, scores)) else [score * len(rows) for score in scores]
 
     def _judge(self, received: Tensors, moment: Moment) -> Working[Settled]:
         """Score the models as they stand on validation rows; these become the candidates.

@@ -127,8 +127,8 @@ class Client:
         steps, total = self.plan.steps(public), 0.0
         for step in range(steps):
             rows = self.plan.rows(public, request.key, step).to(request.target.device)
-            one = replace(request, step=step + 1, target=request.target[rows])
-            total += (yield from self._step(one, moment)).loss
+            part = replace(request, step=step + 1, target=request.target[rows])
+            total += (yield from self._step(part, moment)).loss
         return Aligned(torch.zeros(0), total / steps)
 
     def _step(self, request: Align, moment: Moment) -> Working[Aligned]:
@@ -211,8 +211,8 @@ class Server:
 
     def _collaborate(self, exchange: Exchange) -> dict[str, float]:
         """The mean loss, and the means of M on and off its diagonal at the last exchange."""
-        one = Plan(len(self.site.public()), epochs=1)  # all images in one exchange
-        batches = one if self.options.exchange == "round" else plan(self.options)
+        whole = Plan(len(self.site.public()), epochs=1)  # all images in one exchange
+        batches = whole if self.options.exchange == "round" else plan(self.options)
         aligned = exchange.align(batches, distillation.mean_logits)
         answers = exchange.answers
         target = distillation.mean_logits(answers)

@@ -62,8 +62,8 @@ class Client:
         self.site.probe("others", moment, partial(self._checked, weights))
         self.past.begin(weights, moment.stage)
         loss, constants, batches = self.past.terms(weights, rows)
-        how = Optimiser(options.optimiser, options.rate)
-        phase = Phase("loss", self.moves, partial(loss, self.network), how)
+        optimiser = Optimiser(options.optimiser, options.rate)
+        phase = Phase("loss", self.moves, partial(loss, self.network), optimiser)
         stream = self.site.stream("fit", moment)
         result = yield TrainJob(
             constants, {}, (phase,), batches, options.batch, options.epochs, stream
@@ -112,9 +112,9 @@ class Server:
         if not self.options.cohort:
             return sorted(clients.ids)
         order = self.site.stream("cohort", moment).permutation(len(clients.ids))
-        there = set(clients.present)
-        drawn = [clients.ids[i] for i in order.tolist() if clients.ids[i] in there]
-        return sorted(drawn[: self.options.cohort])
+        present = set(clients.present)
+        cohort = [clients.ids[i] for i in order.tolist() if clients.ids[i] in present]
+        return sorted(cohort[: self.options.cohort])
 
     def evaluate(self, clients: Clients, moment: Moment) -> list[Score]:
         """The shared model on every client's test rows."""

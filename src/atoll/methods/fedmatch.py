@@ -159,8 +159,8 @@ class Server:
 
     def _help(self, answers: dict[str, Tensor]) -> dict[str, Tensor]:
         """The helpers' logits for each client; a helper that failed is replaced."""
-        known = {helper for helpers in self.helpers.values() for helper in helpers}
-        if self.helpers.keys() != answers.keys() or not known <= answers.keys():
+        helped = {helper for helpers in self.helpers.values() for helper in helpers}
+        if self.helpers.keys() != answers.keys() or not helped <= answers.keys():
             self.helpers = nearest(answers, self.options.helpers)
         chosen = {id: [answers[helper][None] for helper in self.helpers[id]] for id in answers}
         # in a federation of one there are no helpers, and so no rows
@@ -173,8 +173,8 @@ class Server:
 
     def restore(self, state: Tensors) -> None:
         ids, table = list(self.site.clients), state.get("helpers", torch.zeros(0))
-        named = [[ids[int(number)] for number in row] for row in table]
-        self.helpers = {id: helpers for id, *helpers in named}
+        names = [[ids[int(number)] for number in row] for row in table]
+        self.helpers = {id: helpers for id, *helpers in names}
 
 
 METHOD = Method(

@@ -216,8 +216,8 @@ class Client:
 
     def describe(self, request: Empty, moment: Moment) -> Described:
         """Describe the task that begins."""
-        options, known = self.options, self._vocabulary(moment.stage)
-        x = textcnn.restricted(self.site.train(moment.stage).x, known)
+        options, vocabulary = self.options, self._vocabulary(moment.stage)
+        x = textcnn.restricted(self.site.train(moment.stage).x, vocabulary)
         assert self.words is not None  # images are not described
         vectors = centres(
             textcnn.document_means(self.words, x), options.centres, options.least_cluster
@@ -399,8 +399,8 @@ class Client:
     def _training(self, rows: Rows, moment: Moment) -> EarlyStoppedJob:
         """The epochs of a round; after each the validation rows decide on the rate."""
         plan, options, rules = self._plan(), self.options, self.rules
-        how = Optimiser("adam", options.rate, epsilon=EPSILON)
-        phase = Phase("objective", self._moves(), partial(objective, plan=plan), how)
+        optimiser = Optimiser("adam", options.rate, epsilon=EPSILON)
+        phase = Phase("objective", self._moves(), partial(objective, plan=plan), optimiser)
         streams = tuple(rules.order(self.site, moment, epoch) for epoch in range(options.epochs))
         noise = [self.site.stream("noise", moment, epoch).key for epoch in range(options.epochs)]
         weights = self._trained()

@@ -57,8 +57,8 @@ class Client:
 
     def __init__(self, options: Options, site: Site) -> None:
         self.options, self.site = options, site
-        how = Optimiser(options.optimiser, options.rate)
-        self.phase, self.tested = averaging.local_training(site, plain, how)
+        optimiser = Optimiser(options.optimiser, options.rate)
+        self.phase, self.tested = averaging.local_training(site, plain, optimiser)
 
     def fit(self, request: Weights, moment: Moment) -> Working[Fitted]:
         """Train the shared weights on the rows of the stage."""
@@ -111,8 +111,8 @@ class Server:
         replies = clients.ask_all(Client.activations, request, admit=self._admit)
         for layer in (str(number) for number in range(_mlp(self.site).depth)):
             gram = torch.stack([reply.grams[layer] for reply in replies.values()]).sum(0)
-            known = self.bases.get(layer, gram.new_zeros((len(gram), 0)))
-            self.bases[layer] = subspaces.enlarged(known, gram, self.options.energy)
+            basis = self.bases.get(layer, gram.new_zeros((len(gram), 0)))
+            self.bases[layer] = subspaces.enlarged(basis, gram, self.options.energy)
 
     def _admit(self, id: str, reply: Activations) -> None:
         """Refuse Gram matrices of another network."""

@@ -81,13 +81,13 @@ class Client:
         moves = tuple(
             name for name in weights if "/" not in name or name.startswith(factors(options, moment))
         )
-        how = Optimiser(options.optimiser, options.rate)
+        optimiser = Optimiser(options.optimiser, options.rate)
         count = len(self.site.classes)
         y = rows.y if options.softmax == "present" else torch.arange(count)
         mask = adapters.class_mask(y, count).to(self.site.device, self.site.dtype)
         constants = prefixed("base", self.base) | {"constant/mask": mask}
         result = yield TrainJob(
-            *(weights | constants, {}, (Phase("loss", moves, self.loss, how),), rows),
+            *(weights | constants, {}, (Phase("loss", moves, self.loss, optimiser),), rows),
             options.batch,
             options.epochs,
             self.site.stream("fit", moment),
@@ -125,8 +125,8 @@ class Server:
         self.options, self.site = options, site
         model = site.model()
         output = {name: model.get_parameter(name) for name in adapters.output_layer(model)}
-        drawn = adapters.draw_adapters(model, options.rank, site.stream("adapters"))
-        self.weights: Tensors = copied(drawn | output)
+        initial = adapters.draw_adapters(model, options.rank, site.stream("adapters"))
+        self.weights: Tensors = copied(initial | output)
         self.layers = adapters.adapted_layers(model)
         closed = options.merging == "closed"
         self.past: Tensors = adapters.first_past(model) if closed else {}

@@ -63,7 +63,7 @@ class Options:
     digits: NotNegativeInt = 0  # decimal places of embeddings that are sent; 0: all
 
 
-class How(NamedTuple):
+class LossConfig(NamedTuple):
     """The constants of the loss of a stage."""
 
     network: Architecture
@@ -74,25 +74,26 @@ class How(NamedTuple):
 
 
 def losses(
-    how: How, weights: Mapping[str, Tensor], constants: Mapping[str, Tensor], step: Step
+    config: LossConfig, weights: Mapping[str, Tensor], constants: Mapping[str, Tensor], step: Step
 ) -> dict[str, Tensor]:
     """Cross-entropy or squared error, plus the term of the rehearsal (specification, h)."""
 
     def entropy(rows: Tensor, labels: Tensor) -> Tensor:
-        logits = vertical.masked_logits(how.network, weights, rows, constants["seen"], how.masked)
-        return vertical.label_loss(logits / how.tau, labels, constants.get("class_weight"))
+        network, seen = config.network, constants["seen"]
+        logits = vertical.masked_logits(network, weights, rows, seen, config.masked)
+        return vertical.label_loss(logits / config.tau, labels, constants.get("class_weight"))
 
     joint, y, means = step.joint, step.y, constants["means"]
     loss = entropy(joint, y)
-    if how.replay == "none":
+    if config.replay == "none":
         return {"loss": loss}
     classes = picked(constants["old"], len(y), draws(step.key, 1))
-    if how.replay == "fedprok":
+    if config.replay == "fedprok":
         moved = translated(joint, constants["current"][y], means[classes])
         return {"loss": loss + entropy(moved, classes)}
     rows = noisy(means[classes], constants["radius"], draws(step.key, 2))
-    rehearsed = entropy(rows, classes * how.outputs)
-    if how.replay == "pass":
+    rehearsed = entropy(rows, classes * config.outputs)
+    if config.replay == "pass":
         return {"loss": loss + W_PA * rehearsed}
     both, labels = torch.cat([joint, rows]), torch.cat([y, classes])
     return {"loss": loss + W_SPACE * (rehearsed + contrast(both, labels, len(y)))}
@@ -179,20 +180,22 @@ class Server:
         replay = options.replay if moment.stage and len(self._old(moment)) else "none"
         masked = options.seen_mask or options.replay == "fedspace"
         tau = TAU if options.replay in ("pass", "fedspace") else 1.0
-        return partial(losses, How(self.head.network, replay, self.head.outputs, masked, tau))
+        return partial(
+            losses, LossConfig(self.head.network, replay, self.head.outputs, masked, tau)
+        )
 
     def _constants(self, moment: Moment) -> Tensors:
         """The constants of a round that the loss reads."""
-        here = (self.head.class_counts(moment) > 0)[:, None]
+        present = (self.head.class_counts(moment) > 0)[:, None]
         return {"seen": self.head.seen_outputs, "means": self.means, "old": self._old(moment),
-                "current": torch.where(here, self.current, self.means),
+                "current": torch.where(present, self.current, self.means),
                 "radius": self.radius.to(self.means)}  # fmt: skip
 
     def _old(self, moment: Moment) -> Tensor:
         """Classes with a prototype but without rows at the stage; if none, all with a prototype."""
-        known = (self.counts > 0) & bool(moment.stage)
-        absent = known & (self.head.class_counts(moment) == 0)
-        return torch.nonzero(absent if absent.any() else known).flatten()
+        learned = (self.counts > 0) & bool(moment.stage)
+        absent = learned & (self.head.class_counts(moment) == 0)
+        return torch.nonzero(absent if absent.any() else learned).flatten()
 
     def _keep(self, clients: Clients, moment: Moment) -> None:
         """Update the prototypes at the end of a stage, by the rule of the rehearsal."""

@@ -89,7 +89,7 @@ class Settled:
     frozen: float  # share of the client's entries that were frozen in it
 
 
-class How(NamedTuple):
+class LossConfig(NamedTuple):
     """The constants of the terms of a stage."""
 
     network: Architecture
@@ -100,21 +100,21 @@ class How(NamedTuple):
 
 
 def terms(
-    how: How, weights: Mapping[str, Tensor], constants: Mapping[str, Tensor], step: Step
+    config: LossConfig, weights: Mapping[str, Tensor], constants: Mapping[str, Tensor], step: Step
 ) -> dict[str, Tensor]:
     """L_CE on the batch, L_A on noisy old or L_F on mixed prototypes; only L_CE reaches clients."""
 
     def entropy(rows: Tensor, labels: Tensor) -> Tensor:
-        logits = vertical.masked_logits(how.network, weights, rows, constants["seen"], how.masked)
-        return vertical.label_loss(logits, labels, constants.get("class_weight"))
+        z = vertical.masked_logits(config.network, weights, rows, constants["seen"], config.masked)
+        return vertical.label_loss(z, labels, constants.get("class_weight"))
 
     y, parts = step.y, {"ce": entropy(step.joint, step.y)}
-    if how.replay == "f":
+    if config.replay == "f":
         parts["f"] = entropy(constants["mixed"][y], y)
-    elif how.replay == "a":
+    elif config.replay == "a":
         labels = constants["old"][:, None].expand(-1, len(y)).flatten()  # B copies of each
-        rows = moved(constants["means"], constants["lambda_gamma"], how.drift, step)
-        parts["a"] = entropy(noisy(rows[labels], how.noise, draws(step.key, 1)), labels)
+        rows = moved(constants["means"], constants["lambda_gamma"], config.drift, step)
+        parts["a"] = entropy(noisy(rows[labels], config.noise, draws(step.key, 1)), labels)
     total = torch.stack([constants[f"lambda_{name}"] * term for name, term in parts.items()]).sum()
     return {"loss": total, **{f"loss_{name}": term for name, term in parts.items()}}
 
@@ -267,7 +267,7 @@ class Server:
             replay = "a"
         drift = options.drift if options.gamma else ""
         masked, noise = options.seen_mask, options.prototype_noise
-        return partial(terms, How(self.head.network, replay, masked, noise, drift))
+        return partial(terms, LossConfig(self.head.network, replay, masked, noise, drift))
 
     def _constants(self, moment: Moment) -> Tensors:
         """The constants of a round that the terms read."""
@@ -335,10 +335,10 @@ class Server:
 
     def snapshot(self, moment: Moment) -> list[Snapshot]:
         """Prototypes, some test embeddings, and how far the stage moved prototypes."""
-        known = torch.nonzero(self.known).flatten()
+        classes = torch.nonzero(self.known).flatten()
         tested = map(torch.cat, zip(*self._tested, strict=True))
         return [
-            embeddings_snapshot(self.site, moment, "prototypes", self.means[known], known),
+            embeddings_snapshot(self.site, moment, "prototypes", self.means[classes], classes),
             embeddings_snapshot(self.site, moment, "embeddings", *tested),
             *moved_snapshots(moment, self._moved),
         ]

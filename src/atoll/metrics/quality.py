@@ -136,9 +136,11 @@ def by_class(y: Array, predicted: Array, classes: int) -> list[OfClass]:
     result = []
     for number in range(classes):
         right, support = matrix[number, number], int(matrix[number].sum())
-        named = matrix[:, number].sum()
+        guesses = matrix[:, number].sum()
         recall = right / support if support else math.nan
-        result.append(OfClass(float(recall), float(right / named) if named else math.nan, support))
+        result.append(
+            OfClass(float(recall), float(right / guesses) if guesses else math.nan, support)
+        )
     return result
 
 

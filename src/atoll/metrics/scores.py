@@ -174,15 +174,15 @@ def primary(
             accuracy[cell], f1[cell] = score.accuracy, math.nan if regression else score.macro_f1
             for name, cells in errors.items():
                 cells[cell] = score.errors[name]
-    known = () if known_at is None else tuple(known_at[task] for task in tasks)
-    return Primary(clients, tasks, stages, accuracy, f1, known, errors)
+    starts = () if known_at is None else tuple(known_at[task] for task in tasks)
+    return Primary(clients, tasks, stages, accuracy, f1, starts, errors)
 
 
 def _mean(values: Array, axis: int | None = None) -> Array:
     """The mean of what is not NaN; NaN where there is nothing."""
-    there = ~np.isnan(values)
-    count = there.sum(axis=axis)
-    total = np.where(there, values, 0.0).sum(axis=axis)
+    valid = ~np.isnan(values)
+    count = valid.sum(axis=axis)
+    total = np.where(valid, values, 0.0).sum(axis=axis)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
@@ -290,11 +290,11 @@ def forward_transfer(result: Primary, chance: float | Sequence[float]) -> float:
 def spread_over_clients(result: Primary) -> ClientSpread:
     """The population standard deviation over clients of their final accuracy, and the worst."""
     final = _finally(result, result.accuracy)
-    there = np.flatnonzero(~np.isnan(final))
-    if not len(there):
+    valid = np.flatnonzero(~np.isnan(final))
+    if not len(valid):
         return ClientSpread(math.nan, "", math.nan)
-    worst = there[final[there].argmin()]
-    return ClientSpread(float(final[there].std()), result.clients[worst], float(final[worst]))
+    worst = valid[final[valid].argmin()]
+    return ClientSpread(float(final[valid].std()), result.clients[worst], float(final[worst]))
 
 
 def _by_domain(result: Primary) -> Array | None:

@@ -205,7 +205,7 @@ def combine(comparisons: Sequence[Comparison]) -> Comparison:
     gain = sum(one.gain for one in comparisons) / count
     below = math.sqrt(sum((one.gain - one.low) ** 2 for one in comparisons)) / count
     above = math.sqrt(sum((one.high - one.gain) ** 2 for one in comparisons)) / count
-    variances = [(one.error / count) ** 2 for one in comparisons]
+    variances = [(comparison.error / count) ** 2 for comparison in comparisons]
     parts = [
         v**2 / min(one.freedom, one.units - 1)
         for v, one in zip(variances, comparisons, strict=True)
@@ -227,7 +227,7 @@ def combine_dependent(comparisons: Sequence[Comparison]) -> Comparison:
         sum(getattr(one, name) for one in comparisons) / count
         for name in ("gain", "error", "low", "high")
     )
-    freedom = min(min(one.freedom, one.units - 1) for one in comparisons)
+    freedom = min(min(comparison.freedom, comparison.units - 1) for comparison in comparisons)
     by_t = _by_t(gain, error, max(one.units for one in comparisons), LEVEL, freedom)
     return replace(by_t, low=low, high=high)
 

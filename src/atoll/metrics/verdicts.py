@@ -83,11 +83,11 @@ def in_words(answer: Mapping[str, Any]) -> list[str]:
         lines.append(f"  {id}: {verdict}; {_points(site['gain'], metric)}, {rows}")
     lines += [f"  {id}: {reason}" for id, reason in answer["withheld"].items()]
     shown = [beats_linear(site) for site in sites.values()]
-    beaten, known = shown.count(True), len(shown) - shown.count(None)
-    if known:
+    beaten, count = shown.count(True), len(shown) - shown.count(None)
+    if count:
         linear = "ridge" if metric in ERRORS else "logistic"
         sentence = f"The joined model is shown to beat {linear} regression of the site alone at"
-        lines.append(f"{sentence} {beaten} of {known} site{'s' if known > 1 else ''}.")
+        lines.append(f"{sentence} {beaten} of {count} site{'s' if count > 1 else ''}.")
     better = sum(map(linear_beats, sites.values()))
     if better:
         lines[-1] = lines[-1].removesuffix(".") + f"; {linear} regression beats it at {better}."

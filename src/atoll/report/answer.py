@@ -13,7 +13,6 @@ from atoll.report.tables import Group
 from atoll.runs.result import ANSWER, read_answer, variant_means
 
 __all__ = [
-    "KINDS",
     "Answer",
     "Gain",
     "Overall",
@@ -22,7 +21,6 @@ __all__ = [
     "Verdict",
     "answer_of",
     "home_of",
-    "parse_answer",
     "primary_scores",
 ]
 

@@ -70,12 +70,12 @@ def steps(run: Run) -> dict[tuple[str, int], list[Step]]:
 
 def shares(run: Run) -> dict[str, Share]:
     """For each client the mean over the tasks that were known before the last stage."""
-    known, last = run.facts["known_at"], int(run.facts["stages"]) - 1
+    starts, last = run.facts["known_at"], int(run.facts["stages"]) - 1
     by_client: dict[str, list[Share]] = {}
     for (client, task), walked in steps(run).items():
-        later = [step for step in walked if step.stage > known[task]]
-        if known[task] < last and later and len(later) < len(walked):
-            before = [step for step in walked if step.stage <= known[task]][-1]
+        later = [step for step in walked if step.stage > starts[task]]
+        if starts[task] < last and later and len(later) < len(walked):
+            before = [step for step in walked if step.stage <= starts[task]][-1]
             by_client.setdefault(client, []).append(_share([before, *later]))
     return {
         client: Share(*(_mean([getattr(s, part) for s in parts]) for part in PARTS))

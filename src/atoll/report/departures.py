@@ -17,7 +17,6 @@ from atoll.report.units import size
 from atoll.runs.result import Run
 
 __all__ = [
-    "KINDS",
     "Departure",
     "Merged",
     "before_training",
@@ -83,8 +82,8 @@ class Departure:
             return (
                 f"The server had sent no tensor like these to this site: {_shapes(self.strange)}."
             )
-        known = all(_kind(tensor) == "weights" for tensor in self.tensors)
-        what = "weights of the shared model, as the site trained them. " if known else ""
+        all_weights = all(_kind(tensor) == "weights" for tensor in self.tensors)
+        what = "weights of the shared model, as the site trained them. " if all_weights else ""
         return (
             "Each has the name, type and shape of a tensor that the server had sent to this site"
             f"{': ' if what else '. '}{what}No other tensor left: no table of rows, no list of "
@@ -208,12 +207,12 @@ def merged(every: Sequence[Departure]) -> list[Merged]:
     for one in every:
         alike.setdefault((one.count, one.kinds, one.tensors, one.strange), []).append(one)
     groups = []
-    for ones in alike.values():
-        kinds = [kind for kind in KINDS if any(kind in one.by_kind for one in ones)]
-        total = {kind: sum(one.by_kind.get(kind, 0.0) for one in ones) for kind in kinds}
-        sizes = [one.bytes for one in ones]
-        sites = tuple(one.client for one in ones)
-        groups.append(Merged(sites, ones[0], min(sizes), max(sizes), total))
+    for members in alike.values():
+        kinds = [kind for kind in KINDS if any(kind in one.by_kind for one in members)]
+        total = {kind: sum(one.by_kind.get(kind, 0.0) for one in members) for kind in kinds}
+        sizes = [member.bytes for member in members]
+        sites = tuple(one.client for one in members)
+        groups.append(Merged(sites, members[0], min(sizes), max(sizes), total))
     return sorted(groups, key=lambda group: (-sum(group.total.values()), group.sites))
 
 

@@ -42,17 +42,17 @@ def section(group: Group, number: int) -> Section | None:
     """Accuracy by site and domain, over rounds, correlations of classes, and features."""
     if not has_domains(group):
         return None
-    drawn = [_matrices(group, f"domains-{number}"), _over_rounds(group, f"rounds-{number}")]
-    drawn += [
+    pictures = [_matrices(group, f"domains-{number}"), _over_rounds(group, f"rounds-{number}")]
+    pictures += [
         _correlations(group, place, f"correlation-{number}-{i}") for i, place in enumerate(PLACES)
     ]
-    drawn.append(_features(group, f"features-{number}"))
+    pictures.append(_features(group, f"features-{number}"))
     words = (
         "A site learns from one domain (own) and is tested on all. Accuracy on others is the plain "
         "mean over the other domains, whatever the number of their test rows."
         f"{group.withheld_note}"
     )
-    return Section("Domains", words, [p for p in drawn if p], [_table(group)])
+    return Section("Domains", words, [p for p in pictures if p], [_table(group)])
 
 
 def has_domains(group: Group) -> bool:
@@ -98,9 +98,9 @@ def _table(group: Group) -> Table:
         own, others = _split(_matrix(group, variant))
         names = [f"{c} ({t})" for c, t in zip(facts["clients"], facts["tasks"], strict=False)]
         means = own[_tested(group)].mean(), others[_tested(group)].mean()
-        for name, mine, other in zip([*names, "mean"], [*own, means[0]], [*others, means[1]],
+        for name, own_value, other in zip([*names, "mean"], [*own, means[0]], [*others, means[1]],
                                      strict=True):  # fmt: skip
-            values = [Cell(SHARE.bare(value), float(value)) for value in (mine, other)]
+            values = [Cell(SHARE.bare(value), float(value)) for value in (own_value, other)]
             rows.append((Cell(variant or group.method), Cell(name), *values))
     caption = (
         "Test accuracy on the own domain and on the others, the mean over seeds."
@@ -165,14 +165,14 @@ def overall(groups: Sequence[Group]) -> list[Picture]:
     for group in ours:
         config = {k: v for k, v in group.first.config.items() if k not in LEFT_OUT}
         alike.setdefault(json.dumps(config, sort_keys=True), []).append(group)
-    drawn = [
+    pictures = [
         _by_public(several, f"public-sets-{number}")
         for number, several in enumerate((a for a in alike.values() if len(a) > 1), 1)
     ]
     parts = [group for group in ours if group.method == "fccl"]
     if len({_part(group) for group in parts}) > 1:
-        drawn.append(_ablation(parts, "ablation"))
-    return drawn
+        pictures.append(_ablation(parts, "ablation"))
+    return pictures
 
 
 def _public(group: Group) -> str:
@@ -253,13 +253,13 @@ def _drawn(bars: _Bars, name: str, turned: bool = False) -> str:
             axes = figure.add_subplot(1, 2, number)
             quiet(axes)
             for i, kind in enumerate(kinds):
-                there = [place for place in places if (place, kind) in values]
-                x = [places.index(p) + (i - (len(kinds) - 1) / 2) * width for p in there]
+                present = [place for place in places if (place, kind) in values]
+                x = [places.index(p) + (i - (len(kinds) - 1) / 2) * width for p in present]
                 spreads = [
-                    metrics.spread([100 * value for value in values[p, kind]]) for p in there
+                    metrics.spread([100 * value for value in values[p, kind]]) for p in present
                 ]
                 error = [d if len(values[p, kind]) > 1 else 0.0
-                         for p, (_, d) in zip(there, spreads, strict=True)]  # fmt: skip
+                         for p, (_, d) in zip(present, spreads, strict=True)]  # fmt: skip
                 axes.bar(x, [mean for mean, _ in spreads], 0.9 * width, label=kind,
                          color=COLOURS[i % len(COLOURS)])  # fmt: skip
                 if any(error):
@@ -325,9 +325,9 @@ def _features(group: Group, name: str) -> Picture | None:
             domains, labels = zip(*(row.rsplit("|", 1) for row in snapshot.rows), strict=True)
             names = list(dict.fromkeys(domains))
             for mark, domain in zip(MARKS * len(names), names, strict=False):
-                mine = [i for i, d in enumerate(domains) if d == domain]
-                colours = [mpl.colormaps["tab20"](int(labels[i]) % 20) for i in mine]
-                axes.scatter(points[mine, 0], points[mine, 1], c=colours, marker=mark, s=9, lw=0)
+                index = [i for i, d in enumerate(domains) if d == domain]
+                colours = [mpl.colormaps["tab20"](int(labels[i]) % 20) for i in index]
+                axes.scatter(points[index, 0], points[index, 1], c=colours, marker=mark, s=9, lw=0)
                 axes.scatter([], [], c="grey", marker=mark, s=14, label=domain)
             axes.set_title(snapshot.part, loc="left")
             axes.set_xticks([])

@@ -139,7 +139,7 @@ def curves(groups: Sequence[Group], number: int) -> list[Picture]:
 
     `number` is that of the first group on the page.
     """
-    drawn: list[Picture] = []
+    pictures: list[Picture] = []
     for key, name in PANELS.items():
         lines = [_panel(group, key) for group in groups]
         every = [point for line in lines for point in line]
@@ -152,8 +152,8 @@ def curves(groups: Sequence[Group], number: int) -> list[Picture]:
         title = name.replace("accuracy", groups[0].first.score_name)
         for place, (group, line) in enumerate(zip(groups, lines, strict=True), number):
             if len(line) > 1:
-                drawn.append(_curve(group, line, title, limits, f"{key}-{place}"))
-    return drawn
+                pictures.append(_curve(group, line, title, limits, f"{key}-{place}"))
+    return pictures
 
 
 PANELS = {"loss": "training loss", "valid": "validation accuracy, %", "test": "test accuracy, %"}

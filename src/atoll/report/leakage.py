@@ -35,8 +35,8 @@ def _snapshots(group: Group, name: str) -> list[Snapshot]:
 def _as_sent(snapshots: Sequence[Snapshot], place: int = 0) -> list[float]:
     values = []
     for snapshot in snapshots:
-        for how, row in zip(snapshot.rows, snapshot.values, strict=True):
-            if how == AS_SENT and math.isfinite(row[place]):
+        for title, row in zip(snapshot.rows, snapshot.values, strict=True):
+            if title == AS_SENT and math.isfinite(row[place]):
                 values.append(row[place])
     return values
 
@@ -69,15 +69,15 @@ def table(group: Group) -> Table | None:
     """What a curious party could recover after the last stage, and what would make it harder."""
     rows = []
     for snapshot in _snapshots(group, LABELS)[-1:]:
-        for how, (guessed, chance) in zip(snapshot.rows, snapshot.values, strict=True):
+        for title, (guessed, chance) in zip(snapshot.rows, snapshot.values, strict=True):
             what = "a site guesses labels from gradients"
             without = Cell(f"chance {percent(chance)}", chance)
-            rows.append((Cell(what), Cell(how), Cell(percent(guessed), guessed), without))
+            rows.append((Cell(what), Cell(title), Cell(percent(guessed), guessed), without))
     for snapshot in _snapshots(group, COLUMNS):
         what = f"the server guesses the columns of {snapshot.part} from embeddings"
-        for how, (explained,) in zip(snapshot.rows, snapshot.values, strict=True):
+        for title, (explained,) in zip(snapshot.rows, snapshot.values, strict=True):
             cells = Cell(percent(explained), explained), Cell("mean alone 0 %", 0.0)
-            rows.append((Cell(what), Cell(how), *cells))
+            rows.append((Cell(what), Cell(title), *cells))
     if not rows:
         return None
     caption = (

@@ -24,6 +24,6 @@ def explanations(groups: Sequence[Group]) -> dict[str, str]:
     """The models of some runs by name, with what each is; empty where names say it."""
     result: dict[str, str] = {}
     for group in groups:
-        known = MODELS.get(group.method, {})
-        result |= {name: known[name] for name in group.first.variants if name in known}
+        texts = MODELS.get(group.method, {})
+        result |= {name: texts[name] for name in group.first.variants if name in texts}
     return result

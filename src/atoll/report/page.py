@@ -28,9 +28,9 @@ def write(folders: Sequence[Path], out: Path, figure_folder: Path | None = None)
         with disk_errors(figure_folder):
             figure_folder.mkdir(parents=True, exist_ok=True)
         drawings = {figure_folder / f"{one.name}.svg": one.svg for one in pictures(groups)}
-        drawn = BEGINNING.encode()
+        start = BEGINNING.encode()
         for path in drawings:
-            may_write(path, [], folders, lambda head: head.startswith(drawn), "--figures")
+            may_write(path, [], folders, lambda head: head.startswith(start), "--figures")
         for path, content in drawings.items():
             write_whole(path, content.replace("currentColor", "#1d2733").encode())
     write_whole(out, page(groups).encode())
@@ -83,10 +83,10 @@ def _inline(picture: Picture) -> Markup:
 
 def pictures(groups: Sequence[Group]) -> list[Picture]:
     """Every figure of the page, and the gain plot as one."""
-    drawn = [verdict.picture(group, f"gain-{n}") for n, group in enumerate(groups, 1)]
+    pictures = [verdict.picture(group, f"gain-{n}") for n, group in enumerate(groups, 1)]
     for story in stories(groups):
-        drawn += story.pictures
-    return [picture for picture in drawn if picture]
+        pictures += story.pictures
+    return [picture for picture in pictures if picture]
 
 
 def _title(groups: Sequence[Group]) -> str:

@@ -33,6 +33,6 @@ DARK: Mapping[str, str] = MappingProxyType(
 def variables(theme: Mapping[str, str]) -> str:
     """The CSS custom properties of a theme."""
     marks = COLOURS if theme is LIGHT else ON_DARK
-    named = [f"--{name}:{colour}" for name, colour in theme.items()]
+    colours = [f"--{name}:{colour}" for name, colour in theme.items()]
     numbered = [f"--mark-{number}:{colour}" for number, colour in enumerate(marks)]
-    return "; ".join([*named, *numbered])
+    return "; ".join([*colours, *numbered])

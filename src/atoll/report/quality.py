@@ -26,20 +26,20 @@ def section(group: Group, name: str) -> Section | None:
     answer = answer_of(group)
     if answer is None or not any(site.quality for site in answer.sites):
         return None
-    drawn = _reliability(answer, group.label, name)
+    picture = _reliability(answer, group.label, name)
     tables = [_table(answer)]
     if answer.regression:
         return Section("Errors", ERRORS, [], tables)
     if any(quality.classes for site in answer.sites for quality in site.quality):
         tables += [_classes(answer), *_confusions(answer)]
-    return Section("Calibration and other metrics", WORDS, [drawn] if drawn else [], tables)
+    return Section("Calibration and other metrics", WORDS, [picture] if picture else [], tables)
 
 
 def _table(answer: Answer) -> Table:
     """One row for each site and model."""
     every = [quality.metrics for site in answer.sites for quality in site.quality]
-    known = list(dict.fromkeys(name for metrics in every for name in metrics))
-    names = [n for n in known if any(math.isfinite(m.get(n, math.nan)) for m in every)]
+    metrics_of_all = list(dict.fromkeys(name for metrics in every for name in metrics))
+    names = [n for n in metrics_of_all if any(math.isfinite(m.get(n, math.nan)) for m in every)]
     rows = []
     for site in answer.sites:
         for quality in site.quality:

@@ -28,7 +28,7 @@ from atoll.report.units import percent, size
 from atoll.report.verdict import Card, GainPlot
 from atoll.report.withheld import by_task, without_withheld
 
-__all__ = ["Part", "Story", "mean_accuracy", "stories"]
+__all__ = ["Part", "Story", "stories"]
 
 SECTIONS = (domains.section, transfer.section, vertical.section)  # for groups of some methods
 
@@ -64,10 +64,10 @@ class Part:
     @property
     def pictures(self) -> list[Picture]:
         """Every figure of the group."""
-        drawn = [self.heat, *(self.attributed.pictures if self.attributed else [])]
+        pictures = [self.heat, *(self.attributed.pictures if self.attributed else [])]
         for section in [*self.sections, *([self.quality] if self.quality else [])]:
-            drawn += section.pictures
-        return [picture for picture in (*drawn, self.flow, self.rows) if picture]
+            pictures += section.pictures
+        return [picture for picture in (*pictures, self.flow, self.rows) if picture]
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class Story:
     @property
     def pictures(self) -> list[Picture]:
         """Every figure of the story."""
-        drawn = [picture for part in self.parts for picture in part.pictures]
-        return [*self.curves, *self.overall, *drawn]
+        pictures = [picture for part in self.parts for picture in part.pictures]
+        return [*self.curves, *self.overall, *pictures]
 
     @property
     def has_results(self) -> bool:
@@ -287,7 +287,7 @@ def _lost(group: Group) -> float:
     """What was forgotten, by the headline; by the first other model where it has no old tasks."""
     for variant in (group.first.headline, *group.first.variants):
         results = [run.metrics[variant] for run in group.runs if variant in run.metrics]
-        values = [one.get("forgetting_best_last", math.nan) for one in results]
+        values = [result.get("forgetting_best_last", math.nan) for result in results]
         if values and all(map(math.isfinite, values)):
             return sum(values) / len(values)
     return math.nan

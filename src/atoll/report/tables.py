@@ -139,8 +139,8 @@ class Pair:
 
 
 def _mean(values: Iterable[float]) -> float:
-    there = [value for value in values if math.isfinite(value)]
-    return sum(there) / len(there) if there else math.nan
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else math.nan
 
 
 def gather(folders: Sequence[Path]) -> list[Group]:
@@ -201,12 +201,12 @@ def _options(config: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 def number(values: Sequence[float], signed: bool = False) -> Cell:
     """The mean of some shares in percent, and their spread where there are several."""
-    there = [value for value in values if math.isfinite(value)]
-    if not there:
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
         return Cell(DASH, math.nan)
-    mean, deviation = metrics.spread(there)
+    mean, deviation = metrics.spread(finite)
     text = SHARE.signed(mean) if signed else SHARE.bare(mean)
-    return Cell(f"{text} ± {SHARE.bare(deviation)}" if len(there) > 1 else text, mean)
+    return Cell(f"{text} ± {SHARE.bare(deviation)}" if len(finite) > 1 else text, mean)
 
 
 def results(
@@ -274,14 +274,14 @@ def _metric(group: Group, summaries: Sequence[Mapping[str, float]], name: str) -
 
 def _pair(one: tuple[Group, str], other: tuple[Group, str]) -> Pair:
     """Two models, paired by seed and client where both have a number."""
-    (a, mine), (b, theirs) = one, other
+    (a, first), (b, second) = one, other
     differences = {}
     for seed, variant in a.accuracy:
-        if variant == mine and (seed, theirs) in b.accuracy:
-            here, there = a.accuracy[seed, mine], b.accuracy[seed, theirs]
-            differences[seed] = {c: here[c] - there[c] for c in here if c in there}
+        if variant == first and (seed, second) in b.accuracy:
+            accuracies, others = a.accuracy[seed, first], b.accuracy[seed, second]
+            differences[seed] = {c: accuracies[c] - others[c] for c in accuracies if c in others}
     return Pair(
-        a.title(mine), b.title(theirs), differences, a is not b and (_timed(a) or _timed(b))
+        a.title(first), b.title(second), differences, a is not b and (_timed(a) or _timed(b))
     )
 
 
@@ -452,7 +452,7 @@ def traffic(groups: Sequence[Group]) -> Table:
             }
             for run in group.runs
         ]
-        mean = {key: _mean(one[key] for one in summaries) for key in summaries[0]}
+        mean = {key: _mean(summary[key] for summary in summaries) for key in summaries[0]}
         rows.append(
             (
                 Cell(group.label),

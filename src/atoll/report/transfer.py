@@ -51,33 +51,33 @@ class Link:
 
 def section(group: Group, number: int) -> Section | None:
     """What clients took from each other; of the first seed."""
-    given = links(group.first.snapshots)
-    if not given:
+    used = links(group.first.snapshots)
+    if not used:
         return None
     clients = sorted(group.first.facts["clients"])
-    pictures = [_map(given, clients, group.first.facts["tasks"], f"transfer-{number}")]
+    pictures = [_map(used, clients, group.first.facts["tasks"], f"transfer-{number}")]
     tested = [client for client in clients if client not in group.withheld]
     course = _course(group, tested, f"course-{number}")
     pictures += [course] if course else []
-    helped = sum(link.gain > 0 for link in given)
-    known = sum(math.isfinite(link.gain) for link in given)
-    own = sum(link.source == link.client for link in given)
+    helped = sum(link.gain > 0 for link in used)
+    measured = sum(math.isfinite(link.gain) for link in used)
+    own = sum(link.source == link.client for link in used)
     words = (
-        f"Seed {group.first.config['seed']}: clients received {len(given)} finished tasks, {own} "
-        f"of them their own. The gain is known for {known}, and {helped} of these help. "
+        f"Seed {group.first.config['seed']}: clients received {len(used)} finished tasks, {own} "
+        f"of them their own. The gain is known for {measured}, and {helped} of these help. "
     )
     return Section(
         "Transfer between sites",
         words + WORDS + group.withheld_note,
         pictures,
-        [_table(given, group.first.facts["tasks"])],
+        [_table(used, group.first.facts["tasks"])],
     )
 
 
 def links(snapshots: Sequence[Snapshot]) -> list[Link]:
     """Every task that was given to a client, from the server's and the clients' snapshots."""
     by_name = {(snapshot.stage, snapshot.part, snapshot.name): snapshot for snapshot in snapshots}
-    given = []
+    transfers = []
     for (stage, part, name), slots in by_name.items():
         if name != "slot":
             continue
@@ -90,8 +90,8 @@ def links(snapshots: Sequence[Snapshot]) -> list[Link]:
                 if math.isfinite(slot) and use and left:
                     source, source_stage = task.rsplit(" task ", 1)
                     numbers = (similar.values[row][column], *_used(use, left, int(slot)))
-                    given.append(Link(client, stage, source, int(source_stage), *numbers))
-    return given
+                    transfers.append(Link(client, stage, source, int(source_stage), *numbers))
+    return transfers
 
 
 def _used(use: Snapshot, left: Snapshot, slot: int) -> tuple[float, float, float]:
@@ -103,7 +103,7 @@ def _used(use: Snapshot, left: Snapshot, slot: int) -> tuple[float, float, float
     return share, loss[slot + 1] - loss[0], accuracy[0] - accuracy[slot + 1]
 
 
-def _table(given: Sequence[Link], tasks: Sequence[str]) -> Table:
+def _table(transfers: Sequence[Link], tasks: Sequence[str]) -> Table:
     header = ("given to", "for task", "task of", "its task", "similarity", "attention",
               "gain in loss", "gain in accuracy, points")  # fmt: skip
     rows = tuple(
@@ -113,7 +113,7 @@ def _table(given: Sequence[Link], tasks: Sequence[str]) -> Table:
             _cell(link.similarity, "{:.3f}"), _cell(100 * link.attention, "{:.0f} %"),
             _cell(link.gain, "{:+.4f}"), _cell(100 * link.points, "{:+.1f}"),
         )
-        for link in given
+        for link in transfers
     )  # fmt: skip
     caption = "Each task that a client was given; a dash where no similarity was computed."
     return Table(caption, header, rows)
@@ -123,14 +123,16 @@ def _cell(value: float, form: str) -> Cell:
     return Cell(form.format(value) if math.isfinite(value) else DASH, value)
 
 
-def _map(given: Sequence[Link], clients: Sequence[str], tasks: Sequence[str], name: str) -> Picture:
+def _map(
+    transfers: Sequence[Link], clients: Sequence[str], tasks: Sequence[str], name: str
+) -> Picture:
     """Tasks as points, from left to right; a line from the task that was given to its user."""
-    drawn = sorted(given, key=lambda link: -link.used)[:MOST]
-    stages = 1 + max(link.stage for link in given)
+    most_used = sorted(transfers, key=lambda link: -link.used)[:MOST]
+    stages = 1 + max(link.stage for link in transfers)
     with style(name):
         figure = Figure(figsize=(1.6 + 1.5 * stages, 1.2 + 0.62 * len(clients)))
         axes = figure.add_subplot()
-        for link in drawn:
+        for link in most_used:
             axes.add_patch(_arrow(link, clients))
         for stage in range(stages):
             axes.plot([stage] * len(clients), range(len(clients)), "o", color=INK, markersize=7)
@@ -144,8 +146,8 @@ def _map(given: Sequence[Link], clients: Sequence[str], tasks: Sequence[str], na
         axes.legend(handles=_legend(), ncols=2, loc="lower left", bbox_to_anchor=(0, 1),
                     fontsize=SIZE - 1)  # fmt: skip
         words = "From the finished task to the client and task it was given to; wider: more used."
-        if len(drawn) < len(given):
-            words += f" The {len(drawn)} most used of {len(given)}."
+        if len(most_used) < len(transfers):
+            words += f" The {len(most_used)} most used of {len(transfers)}."
         return Picture(name, "Transfer map", words, svg(figure, name))
 
 

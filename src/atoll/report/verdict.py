@@ -120,15 +120,11 @@ def _sentence(answer: Answer, unit: Unit) -> str:
     if gain is None:
         return f"Overall: {text}."
     interval = unit.interval(gain.low, gain.high)
+    over = "sites that are not withheld" if answer.withheld else "sites"
     return (
-        f"Overall: {text}. The mean gain over {_over(answer)} is {unit.difference(gain.gain)}, "
+        f"Overall: {text}. The mean gain over {over} is {unit.difference(gain.gain)}, "
         f"with a {100 * answer.level:g} % interval of {interval}."
     )
-
-
-def _over(answer: Answer) -> str:
-    """What every mean of an answer is over."""
-    return "sites that are not withheld" if answer.withheld else "sites"
 
 
 def _numbers(answer: Answer, unit: Unit, held: str) -> Iterable[tuple[str, str]]:
@@ -171,11 +167,11 @@ def _metric(answer: Answer) -> str:
 
 def _range(values: Sequence[float], unit: Unit) -> str:
     """The mean over sites, and the lowest and highest."""
-    there = [value for value in values if math.isfinite(value)]
-    if not there:
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
         return DASH
-    mean = unit.value(sum(there) / len(there))
-    low, high = unit.bare(min(there)), unit.bare(max(there))
+    mean = unit.value(sum(finite) / len(finite))
+    low, high = unit.bare(min(finite)), unit.bare(max(finite))
     return mean if low == high else f"{mean} (sites: {low} to {high})"
 
 
@@ -273,9 +269,9 @@ def _axis(answer: Answer) -> Axis:
     values = [0.0, answer.margin, -answer.margin]
     for site in answer.sites:
         values += [site.gain.low, site.gain.high, site.gain.gain]
-    there = [value for value in values if math.isfinite(value)]
-    room = EDGE * (max(there) - min(there)) or 0.01
-    return Axis(min(there) - room, max(there) + room)
+    finite = [value for value in values if math.isfinite(value)]
+    room = EDGE * (max(finite) - min(finite)) or 0.01
+    return Axis(min(finite) - room, max(finite) + room)
 
 
 def gain_plot(group: Group) -> GainPlot | None:
@@ -303,7 +299,7 @@ def _gain_row(site: SiteAnswer, axis: Axis, unit: Unit, answer: Answer) -> GainR
     hover = f"{site.site}: {unit.difference(gain.gain)}, {unit.interval(gain.low, gain.high)}"
     if site.unadjusted:
         hover += f"; unadjusted {unit.interval(*site.unadjusted)}"
-    known = math.isfinite(gain.low) and math.isfinite(gain.high)
+    finite = math.isfinite(gain.low) and math.isfinite(gain.high)
     return GainRow(
         site.site,
         f"{site.test_rows:,} test rows",
@@ -314,8 +310,8 @@ def _gain_row(site: SiteAnswer, axis: Axis, unit: Unit, answer: Answer) -> GainR
         TONES[site.verdict.kind],
         site.verdict.text,
         axis.place(gain.gain) if math.isfinite(gain.gain) else axis.place(0.0),
-        axis.place(gain.low) if known else axis.place(gain.gain),
-        axis.place(gain.high) if known else axis.place(gain.gain),
+        axis.place(gain.low) if finite else axis.place(gain.gain),
+        axis.place(gain.high) if finite else axis.place(gain.gain),
         hover,
         tuple(_ticks(site, axis, unit, answer)),
     )
@@ -380,12 +376,12 @@ def site_table(group: Group) -> Table | None:
 def comparison(groups: Sequence[Group]) -> Table | None:
     """Runs of the same task side by side; None where fewer than two have an answer."""
     answers = [(group, answer_of(group)) for group in groups]
-    known = [(group, answer) for group, answer in answers if answer is not None]
-    if len(known) < 2 or len({answer.metric for _, answer in known}) > 1:
+    complete = [(group, answer) for group, answer in answers if answer is not None]
+    if len(complete) < 2 or len({answer.metric for _, answer in complete}) > 1:
         return None
-    unit = _unit(known[0][1])
+    unit = _unit(complete[0][1])
     rows = []
-    for group, answer in known:
+    for group, answer in complete:
         gain = answer.overall.gain
         joined = [site.score(JOINED) for site in answer.sites]
         rows.append((
@@ -396,13 +392,13 @@ def comparison(groups: Sequence[Group]) -> Table | None:
             Cell(f"{answer.overall.hurts} of {answer.site_count}", answer.overall.hurts),
             Cell(answer.overall.verdict.text),
         ))  # fmt: skip
-    header = ("run", f"{known[0][1].metric}, joined", "mean gain", "interval",
+    header = ("run", f"{complete[0][1].metric}, joined", "mean gain", "interval",
               "helps at", "hurts at", "overall")  # fmt: skip
     caption = (
         "The same data and split. Each gain is against the run's own baseline; the table does not "
         "test one run against another."
     )
-    if any(answer.withheld for _, answer in known):
+    if any(answer.withheld for _, answer in complete):
         caption += " Means leave out withheld sites."
     return Table(caption, header, tuple(rows))
 

@@ -30,14 +30,14 @@ def section(group: Group, number: int) -> Section | None:
     """All that the record of a split network has beside its scores."""
     if group.method not in METHODS:
         return None
-    drawn = [_map(group, f"map-{number}"), _lineage(group, f"prototypes-{number}")]
+    pictures = [_map(group, f"map-{number}"), _lineage(group, f"prototypes-{number}")]
     listed = [_tasks(group), _held(group), _ancestry(group), leakage.table(group)]
     return Section(
         "Stage by stage",
         "Rows are tested without their labels, unless a model is called label_oracle. Prototypes "
         "are the mean embeddings of classes that the server keeps; they and the labels never "
         "leave it.",
-        [picture for picture in drawn if picture],
+        [picture for picture in pictures if picture],
         [table for table in listed if table],
     )
 
@@ -207,8 +207,8 @@ def _plane(points: Array, tops: Array) -> tuple[Array, Array]:
     from sklearn.manifold import TSNE  # noqa: PLC0415 - takes a second
 
     both = np.concatenate([points, tops.reshape(len(tops), points.shape[1])])
-    how = TSNE(2, perplexity=NEIGHBOURS, init="pca", random_state=0, max_iter=500)
-    places = np.asarray(how.fit_transform(both.astype(np.float32)))
+    projection = TSNE(2, perplexity=NEIGHBOURS, init="pca", random_state=0, max_iter=500)
+    places = np.asarray(projection.fit_transform(both.astype(np.float32)))
     return places[: len(points)], places[len(points) :]
 
 
@@ -218,16 +218,16 @@ def _scatter(
 ) -> None:  # fmt: skip
     of = np.array(kinds)
     for kind, colour in colours.items():
-        here = points[of == kind]
-        axes.scatter(here[:, 0], here[:, 1], s=7, color=colour, alpha=0.6, linewidths=0)
+        members = points[of == kind]
+        axes.scatter(members[:, 0], members[:, 1], s=7, color=colour, alpha=0.6, linewidths=0)
     for (x, y), kind in zip(stars, names, strict=True):
         axes.plot([x], [y], marker="*", markersize=11, color=colours.get(kind, INK),
                   markeredgecolor=INK, markeredgewidth=0.8)  # fmt: skip
     starred = dict(zip(names, stars, strict=True))
     for kind in colours:
-        here = points[of == kind]
-        if kind in starred or len(here):  # beside its star, so that both can be seen
-            place = starred[kind] if kind in starred else np.median(here, axis=0)
+        members = points[of == kind]
+        if kind in starred or len(members):  # beside its star, so that both can be seen
+            place = starred[kind] if kind in starred else np.median(members, axis=0)
             axes.annotate(kind, place, (5, 4), textcoords="offset points", fontsize=SIZE + 1,
                           color=INK, weight="bold")  # fmt: skip
     axes.set_xticks([])
@@ -240,20 +240,20 @@ def _scatter(
 def overall(groups: Sequence[Group]) -> list[Picture]:
     """Runs side by side: every task after every stage, and accuracy over what they differ in."""
     ours = [group for group in groups if group.method in METHODS]
-    drawn = [_side_by_side(ours, "tasks")] if len(ours) > 1 and _alike(ours) else []
+    pictures = [_side_by_side(ours, "tasks")] if len(ours) > 1 and _alike(ours) else []
     options = [group.first.config["method"] for group in ours]
-    names = sorted({name for one in options for name in one})
+    names = sorted({name for option in options for name in option})
     varied = [n for n in names if len({str(one.get(n)) for one in options}) > 1]
     numbers = [n for n in varied if all(isinstance(one.get(n), int | float) for one in options)]
     if len(ours) > 2 and numbers and len(numbers) == len(varied):
-        drawn.append(_sensitivity(ours, numbers, "sensitivity"))
-    return drawn
+        pictures.append(_sensitivity(ours, numbers, "sensitivity"))
+    return pictures
 
 
 def _alike(groups: Sequence[Group]) -> bool:
     """Whether groups were tested on the same tasks after the same stages."""
     facts = [(group.first.facts["tasks"], group.first.facts["stages"]) for group in groups]
-    return all(one == facts[0] for one in facts) and int(facts[0][1]) > 1
+    return all(fact == facts[0] for fact in facts) and int(facts[0][1]) > 1
 
 
 def _side_by_side(groups: Sequence[Group], name: str) -> Picture:
@@ -271,10 +271,10 @@ def _side_by_side(groups: Sequence[Group], name: str) -> Picture:
         axes.set_xticks(range(len(columns)), labels)
         axes.tick_params(axis="x", top=False, labeltop=True, labelbottom=False)
         for stage in sorted({stage for stage, _ in columns}):
-            here = [place for place, key in enumerate(columns) if key[0] == stage]
-            axes.annotate(f"after {stage + 1}", (sum(here) / len(here), len(groups) - 0.4),
+            places = [place for place, key in enumerate(columns) if key[0] == stage]
+            axes.annotate(f"after {stage + 1}", (sum(places) / len(places), len(groups) - 0.4),
                           ha="center", va="top", annotation_clip=False)  # fmt: skip
-            axes.axvline(here[-1] + 0.5, color=INK, linewidth=1.5, alpha=0.5)
+            axes.axvline(places[-1] + 0.5, color=INK, linewidth=1.5, alpha=0.5)
         words = (
             "Test accuracy in % of each task (t1, t2, ...), and of all classes so far, after each "
             "stage; the mean over seeds."

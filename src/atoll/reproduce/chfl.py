@@ -27,7 +27,7 @@ from atoll.runs.config import change, read
 from atoll.runs.loop import Progress
 from atoll.runs.result import Run
 
-__all__ = ["METHODS", "PAPER", "PRINTED", "RATES", "SETTINGS", "STUDIES", "Plan", "Setting"]
+__all__ = ["METHODS", "PAPER", "RATES", "STUDIES", "Plan", "Setting"]
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 NO_DATA = ("aloi", "helena")  # we had no file of these
@@ -153,14 +153,14 @@ def _execute(
 
 def _measured(setting: Setting, plan: Plan, say: Say) -> Measurement:
     """Choose the rate, then run all feature splits and seeds as one sweep."""
-    how = {
+    options = {
         "engine.device": plan.device, "engine.packing": False, "engine.tf32": plan.tf32,
         "checkpoints": False, "rounds": plan.rounds,
     }  # fmt: skip
-    values = change(setting.values(), {**dict(plan.changes), **how})
+    values = change(setting.values(), {**dict(plan.changes), **options})
     whole = Stopwatch(say, f"{setting.name}, main", _tens)
     base = next((s for s in SETTINGS if s.name == setting.of), None)
-    before = PAPER.known(base, plan) if base else None
+    before = PAPER.complete(base, plan) if base else None
     rate, tuned = (
         (before["rate"], before["tuned"]) if before else _tuned(setting, values, plan, say)
     )

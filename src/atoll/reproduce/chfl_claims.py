@@ -134,8 +134,8 @@ def _lead(one: Measurement) -> Series:
 def _clients(measured: Measured) -> Iterator[Claim]:
     """Table III: the lead over the better baseline, by number of clients."""
     ours = {k: measured.get(f"covertype K={k} 30%") for k in MARGINS}
-    there = {k: one for k, one in ours.items() if one is not None}
-    for k, one in there.items():
+    complete = {k: one for k, one in ours.items() if one is not None}
+    for k, one in complete.items():
         if k == 5:  # in Table II too
             continue
         text = f"covertype, K = {k}: mu > 0 is the best"
@@ -145,10 +145,10 @@ def _clients(measured: Measured) -> Iterator[Claim]:
         text = f"covertype, K = {k}: the lead over the better baseline is {MARGINS[k]:+.4f}"
         yield Claim(text, "Table III", (size,))
     text = "covertype: mu > 0 leads the better baseline by less at K = 2 and K = 10 than at K = 5"
-    if len(there) < len(ours):
+    if len(complete) < len(ours):
         yield _unmeasured(text, "Section V-B-3", "not measured")
         return
-    leads = {k: _difference(one, "mu>0", BETTER[k]) for k, one in there.items()}
+    leads = {k: _difference(one, "mu>0", BETTER[k]) for k, one in complete.items()}
     parts = tuple(above(f"K = 5 over K = {k}", leads[5], leads[k]) for k in (2, 10))
     yield Claim(text, "Section V-B-3", parts)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from atoll.reproduce.measured import Measurement
 
-__all__ = ["costs", "seconds_of"]
+__all__ = ["costs"]
 
 
 def seconds_of(measurement: Measurement) -> float:
@@ -21,27 +21,27 @@ def costs(
     settings: Sequence[Any], measured: Mapping[str, Measurement]
 ) -> dict[str, dict[str, Any]]:
     """Runs and GPU seconds of every setting: as measured, or estimated from others."""
-    known = {one.name: one for one in settings if _timed(measured.get(one.name))}
+    by_name = {one.name: one for one in settings if _timed(measured.get(one.name))}
     listed = {}
     for setting in settings:
-        if setting.name in known:
+        if setting.name in by_name:
             one = measured[setting.name]
             listed[setting.name] = {"measured": True, "runs": len(one["runs"]),
                                     "seconds": round(seconds_of(one), 1)}  # fmt: skip
-        elif known:
-            listed[setting.name] = {"measured": False, **_estimate(setting, known, measured)}
+        elif by_name:
+            listed[setting.name] = {"measured": False, **_estimate(setting, by_name, measured)}
     return listed
 
 
 def _estimate(
-    setting: Any, known: Mapping[str, Any], measured: Mapping[str, Measurement]
+    setting: Any, by_name: Mapping[str, Any], measured: Mapping[str, Measurement]
 ) -> dict[str, Any]:
     """The medians of measured settings on the same data, else of all."""
     data = _data(setting)
-    same = [name for name, other in known.items() if _data(other) == data]
-    ones = [measured[name] for name in same or known]
-    seconds = round(median(seconds_of(one) for one in ones), 1)
-    return {"runs": int(median(len(one["runs"]) for one in ones)), "seconds": seconds}
+    same = [name for name, other in by_name.items() if _data(other) == data]
+    measurements = [measured[name] for name in same or by_name]
+    seconds = round(median(seconds_of(measurement) for measurement in measurements), 1)
+    return {"runs": int(median(len(one["runs"]) for one in measurements)), "seconds": seconds}
 
 
 def _timed(one: Measurement | None) -> bool:

@@ -75,9 +75,9 @@ def bars(groups: Mapping[str, Mapping[tuple[str, str], Sequence[float]]]) -> byt
         variants = list(dict.fromkeys(variant for _, variant in accuracies))
         width = 0.8 / len(variants)
         for number, variant in enumerate(variants):
-            there = [p for p in places if (p, variant) in accuracies]
-            x = [places.index(p) + number * width for p in there]
-            values = [accuracies[p, variant] for p in there]
+            present = [p for p in places if (p, variant) in accuracies]
+            x = [places.index(p) + number * width for p in present]
+            values = [accuracies[p, variant] for p in present]
             spread = [float(np.std(v)) for v in values]
             axes.bar(x, [float(np.mean(v)) for v in values], width, yerr=spread, label=variant)
         axes.set_xticks([i + width * (len(variants) - 1) / 2 for i in range(len(places))], places)

@@ -321,10 +321,10 @@ def _brief(run: Run) -> dict[str, Any]:
 
 def _matrix(scores: Sequence[Score], variant: str, number: int) -> list[list[float]]:
     """Accuracy by client and domain after a round."""
-    mine = [s for s in scores if s.variant == variant and s.round == number]
-    clients = sorted({s.client for s in mine})
-    cells = np.zeros((len(clients), len({s.task for s in mine})))
-    for score in mine:
+    chosen = [s for s in scores if s.variant == variant and s.round == number]
+    clients = sorted({s.client for s in chosen})
+    cells = np.zeros((len(clients), len({s.task for s in chosen})))
+    for score in chosen:
         cells[clients.index(score.client), score.task] = score.accuracy
     listed: list[list[float]] = cells.tolist()
     return listed
@@ -411,9 +411,9 @@ def _cell(
 def _with_solo(setting: Setting, measured: Measured) -> Setting:
     """A setting that has been run and reports SOLO too: the same model in all of a table."""
     several = [replace(setting, method=method) for method in ("FCCL", "FedAvg", *COMPARED[:-1])]
-    there = [one for one in several if one.name in measured]
+    complete = [one for one in several if one.name in measured]
     return max(
-        there or several[:1], key=lambda one: len(measured.get(one.name, {"runs": ()})["runs"])
+        complete or several[:1], key=lambda one: len(measured.get(one.name, {"runs": ()})["runs"])
     )
 
 
@@ -466,7 +466,7 @@ def _without(measured: Measured) -> Iterator[Cell]:
 
 def _studied(measured: Measured) -> Iterator[Cell]:
     """Our studies on the digits, means over domains."""
-    for setting in (one for one in STUDIES if one.name in measured):
+    for setting in (study for study in STUDIES if study.name in measured):
         one = measured[setting.name]
         at = after(one)
         for kind in ("inter", "intra"):
@@ -478,12 +478,12 @@ def _figures(measured: Measured) -> dict[str, bytes]:
     """Figures 6, 7 and 8 and the domain x domain matrices, for what is there."""
     figures: dict[str, bytes] = {}
     for task, names in DOMAINS.items():
-        here = {m: measured.get(Setting(task, m).name) for m in COMPARED}
-        there = {m: measurement for m, measurement in here.items() if measurement}
-        furthest = max((int(after(measurement)) for measurement in there.values()), default=0)
+        by_method = {m: measured.get(Setting(task, m).name) for m in COMPARED}
+        complete = {m: measurement for m, measurement in by_method.items() if measurement}
+        furthest = max((int(after(measurement)) for measurement in complete.values()), default=0)
         runs = {
             m: measurement["runs"]
-            for m, measurement in there.items()
+            for m, measurement in complete.items()
             if after(measurement) == str(furthest)
         }
         if "FCCL" in runs:

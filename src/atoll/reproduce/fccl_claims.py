@@ -12,7 +12,7 @@ from atoll.reproduce.fccl_scores import after, means, series
 from atoll.reproduce.margins import SIZE
 from atoll.reproduce.measured import Measurement
 
-__all__ = ["OBSTACLES", "OTHERS", "Lookup", "claims"]
+__all__ = ["OBSTACLES", "claims"]
 
 OTHERS = ("FedMD", "FML", "RCFL", "FedDF", "FedMatch")
 OBSTACLES = {

@@ -38,7 +38,7 @@ def tested(measurement: Measurement) -> set[str]:
 
 def after(*measurements: Measurement) -> str:
     """The last round at which all runs were tested, so that they can be compared."""
-    common = set.intersection(*(tested(one) for one in measurements))
+    common = set.intersection(*(tested(measurement) for measurement in measurements))
     return max(common, key=int) if common else "0"
 
 

@@ -118,8 +118,8 @@ class Setting:
         """Settings of equal form have networks of the same shapes, trained in the same way."""
         options = {**COLUMNS, **CONTROLS}[self.column]
         slots = options.get("keep", CLIENTS)
-        how = {k: v for k, v in options.items() if k not in ("transfer", "keep")}
-        return (self.row, self.profile, self.fault, slots, tuple(sorted(how.items())))
+        kwargs = {k: v for k, v in options.items() if k not in ("transfer", "keep")}
+        return (self.row, self.profile, self.fault, slots, tuple(sorted(kwargs.items())))
 
     def values(self) -> dict[str, Any]:
         """The run's values; a task of SUBJ has its two classes."""
@@ -186,14 +186,14 @@ def _execute(
     settings: Sequence[Setting], plan: Plan, say: Say
 ) -> Iterator[tuple[Setting, Measurement]]:
     """Run the seeds of all settings as one sweep."""
-    how = {
+    changes = {
         "engine.device": plan.device, "engine.packing": False, "engine.tf32": plan.tf32,
         "engine.mode": "stacked" if plan.device == "cuda" else "auto",
         "checkpoint_seconds": CHECKPOINTS, "looks": False,
     }  # fmt: skip
     names = [setting.name for setting in settings]
     watch = Stopwatch(say, ", ".join(names), lambda progress: (progress.stage,))
-    several = [change(change(s.values(), plan.sizes()), how) for s in settings]
+    several = [change(change(s.values(), plan.sizes()), changes) for s in settings]
     runs, _ = swept_together(several, {"seed": plan.seeds}, plan.folder, watch)
     before = max(run.seconds for own in runs for run in own)  # more, where a run was resumed
     seconds = round(max(watch.seconds, before), 1)

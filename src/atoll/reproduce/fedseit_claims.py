@@ -7,7 +7,7 @@ from atoll.reproduce.claims import Claim, Part, Series, above, mean_of, near
 from atoll.reproduce.margins import SIMILAR, SIZE
 from atoll.reproduce.measured import Measurement
 
-__all__ = ["Lookup", "claims", "orders", "relative", "series"]
+__all__ = ["claims", "orders", "relative", "series"]
 
 SETS = ("R8", "TMN", "TREC6", "TREC50", "SUBJ")
 STRENGTHS = ("1.0", "0.1")
@@ -120,12 +120,12 @@ def _forgets(other: str, find: Lookup, source: str, end: str) -> Claim:
     losses, lacking = [], []
     for data in SETS:
         four = [find(data, method, s) for method in (other, "FedSeIT") for s in STRENGTHS]
-        there = [series(one) for one in four if one is not None]
-        if len(there) < 4:
+        complete = [series(one) for one in four if one is not None]
+        if len(complete) < 4:
             lacking.append(data)
             continue
-        strong, weak, own_strong, own_weak = there
-        units = set.intersection(*(set(one) for one in there))
+        strong, weak, own_strong, own_weak = complete
+        units = set.intersection(*(set(one) for one in complete))
         losses.append({u: strong[u] - weak[u] - own_strong[u] + own_weak[u] for u in units})
     missing = f"not measured on {', '.join(lacking)}" if lacking else ""
     parts = (above(f"over {len(losses)} sets", mean_of(*losses)),) if losses else ()

@@ -100,7 +100,7 @@ class Storage(Protocol):
     def pairs_seeds(self) -> bool:
         """Whether measurements of different plans may stand in one ledger, paired by seed."""
 
-    def known(self, name: str, plan: Any, config: str) -> Measurement | None:
+    def complete(self, name: str, plan: Any, config: str) -> Measurement | None:
         """The measurement of a setting, if it is complete."""
 
     def partly(self, name: str, plan: Any, config: str) -> Measurement | None:
@@ -124,11 +124,11 @@ class OneFile:
 
     pairs_seeds = False
 
-    def known(self, name: str, plan: Plan, config: str) -> Measurement | None:
+    def complete(self, name: str, plan: Plan, config: str) -> Measurement | None:
         """The measurement, if it was asked for with this config."""
         return _same(plan.folder, name, config)
 
-    partly = known
+    partly = complete
 
     def paths(self, name: str, plan: Plan) -> list[Path]:
         """The file of this name."""
@@ -138,9 +138,9 @@ class OneFile:
         """The seeds of the file's runs, and their feature splits where the plan has some."""
         runs = (_read(plan.folder, name) or {}).get("runs", [])
         fields = {"seeds": "seed", "feature_seeds": "feature_seed"}
-        there = {field: key for field, key in fields.items() if hasattr(plan, field) and runs}
+        present = {field: key for field, key in fields.items() if hasattr(plan, field) and runs}
         return {
-            field: tuple(dict.fromkeys(run[key] for run in runs)) for field, key in there.items()
+            field: tuple(dict.fromkeys(run[key] for run in runs)) for field, key in present.items()
         }
 
     def conflicts(self, name: str, plan: Plan, config: str) -> list[Path]:
@@ -166,7 +166,7 @@ class FilePerSeed:
         """What is stored of one seed."""
         return _same(plan.folder, self.name(name, seed), config)
 
-    def known(self, name: str, plan: Plan, config: str) -> Measurement | None:
+    def complete(self, name: str, plan: Plan, config: str) -> Measurement | None:
         """All seeds, if each has as many rounds as the plan."""
         measurement = self.partly(name, plan, config)
         whole = (
@@ -179,9 +179,9 @@ class FilePerSeed:
     def partly(self, name: str, plan: Plan, config: str) -> Measurement | None:
         """The seeds that have all rounds; where none has, those that were begun."""
         runs = [self.run(name, seed, plan, config) for seed in plan.seeds]
-        there = [run for run in runs if run is not None]
-        whole = [run for run in there if run["rounds"] == plan.rounds]
-        return {"setting": name, "config": config, "runs": whole or there} if there else None
+        complete = [run for run in runs if run is not None]
+        whole = [run for run in complete if run["rounds"] == plan.rounds]
+        return {"setting": name, "config": config, "runs": whole or complete} if complete else None
 
     def paths(self, name: str, plan: Plan) -> list[Path]:
         """The files of all seeds."""

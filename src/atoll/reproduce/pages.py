@@ -105,8 +105,8 @@ def _claims(judged: Sequence[Judged]) -> list[str]:
 
 def _claim_verdict(one: Judged) -> str:
     if one.verdict == "undecidable here":
-        here = f"; on these data: {one.here}" if one.claim.is_tested else ""
-        return f"undecidable here ({one.claim.obstacle}{here})"
+        note = f"; on these data: {one.here}" if one.claim.is_tested else ""
+        return f"undecidable here ({one.claim.obstacle}{note})"
     if one.verdict == "undecided" and not one.claim.is_tested:
         return "undecided (not measured)" if one.claim.missing else "undecided (one run)"
     if one.verdict == "undecided":

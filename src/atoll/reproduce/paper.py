@@ -71,9 +71,9 @@ class Paper(Generic[S, P]):
         """The fingerprint under which a measurement counts for this plan."""
         return fingerprint(self.identity(setting, plan))
 
-    def known(self, setting: S, plan: P) -> Measurement | None:
+    def complete(self, setting: S, plan: P) -> Measurement | None:
         """The stored measurement of a setting, if it is complete."""
-        return self.storage.known(setting.name, plan, self.config(setting, plan))
+        return self.storage.complete(setting.name, plan, self.config(setting, plan))
 
     def partly(self, setting: S, plan: P) -> Measurement | None:
         """The stored measurement of a setting, complete or not."""
@@ -113,7 +113,7 @@ class Paper(Generic[S, P]):
 
     def measure(self, settings: Sequence[S], plan: P, say: Say = silent) -> dict[str, Measurement]:
         """Measure settings as one sweep and store them; complete ones are read, not run again."""
-        stored = {setting.name: self.known(setting, plan) for setting in settings}
+        stored = {setting.name: self.complete(setting, plan) for setting in settings}
         fresh = [setting for setting in settings if stored[setting.name] is None]
         names, began = [setting.name for setting in fresh], time.monotonic()
         for setting, body in self.execute(fresh, plan, say) if fresh else ():

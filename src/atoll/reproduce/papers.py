@@ -77,7 +77,7 @@ def again(
 
 def _is_measured(paper: AnyPaper, selection: Selection, setting: Any, plan: Any) -> bool:
     """Whether a setting has a file; one with other seeds counts, unless --set asks for some."""
-    if paper.known(setting, plan) is not None:
+    if paper.complete(setting, plan) is not None:
         return True
     whole = not paper.storage.pairs_seeds  # else single seeds may be missing
     return whole and not selection.plan and paper.stored(setting, plan) is not None

@@ -246,10 +246,10 @@ def _undecidable(claims: Sequence[Plain]) -> list[str]:
     if not claims:
         return ["- **Undecidable here** (0)"]
     lines = [f"- **Undecidable here** ({len(claims)}); on the data that are here:"]
-    for here in ("reproduced", "refuted"):
-        those = [claim for claim in claims if claim["here"] == here]
+    for verdict in ("reproduced", "refuted"):
+        those = [claim for claim in claims if claim["here"] == verdict]
         texts = "; ".join(claim["text"] for claim in those)
-        lines.append(f"  - would be {here}: {len(those)}{f' ({texts})' if those else ''}")
+        lines.append(f"  - would be {verdict}: {len(those)}{f' ({texts})' if those else ''}")
     return lines
 
 

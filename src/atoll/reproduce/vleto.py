@@ -245,10 +245,12 @@ def _measured_at(
     rate: float, settings: Sequence[Setting], plan: Plan, say: Say
 ) -> dict[str, Measurement]:
     """Measure settings at one rate; those whose loss becomes NaN at it are left out."""
-    how = {"engine.device": plan.device, "engine.packing": False, "engine.tf32": plan.tf32,
+    engine = {"engine.device": plan.device, "engine.packing": False, "engine.tf32": plan.tf32,
            "checkpoints": False, "looks": False, "method.rate": rate}  # fmt: skip
     own = [{k: v for k, v in s.changes if k == "method.rate"} for s in settings]
-    several = [change(_values(s, plan), {**how, **o}) for s, o in zip(settings, own, strict=True)]
+    several = [
+        change(_values(s, plan), {**engine, **o}) for s, o in zip(settings, own, strict=True)
+    ]
     name = f"{settings[0].name} and {len(settings) - 1} more"
     watch = Stopwatch(say, name, lambda progress: (progress.stage, progress.round // 5))
     runs, lost = swept_together(several, {"seed": plan.seeds}, plan.folder, watch, _is_lost)
@@ -457,9 +459,9 @@ def _figures(measured: Measured) -> dict[str, bytes]:
     }
     panels = []
     for title, places in axes.items():
-        there = [(x, measured[f"FMNIST {n}"]) for x, n in places if f"FMNIST {n}" in measured]
-        if len(there) > 1:
-            panels.append((title, [(x, by_stage(one)) for x, one in there]))
+        complete = [(x, measured[f"FMNIST {n}"]) for x, n in places if f"FMNIST {n}" in measured]
+        if len(complete) > 1:
+            panels.append((title, [(x, by_stage(one)) for x, one in complete]))
     return {"figure4.svg": sensitivity_figure(panels)} if panels else {}
 
 

@@ -122,9 +122,9 @@ def _checked(check: Check, of: _Data) -> Iterator[Claim]:
 
 def _each(of: _Data, kind: str, compare: Callable[[str, Measurement], Part]) -> dict[str, Any]:
     """A part for each other method that was measured, and what is missing."""
-    there = {name: of.measured.get(f"{of.name} {kind} {name}") for name in OTHERS}
-    parts = [compare(name, one) for name, one in there.items() if one is not None]
-    lacking = [f"'{of.name} {kind} {name}'" for name, one in there.items() if one is None]
+    by_name = {name: of.measured.get(f"{of.name} {kind} {name}") for name in OTHERS}
+    parts = [compare(name, one) for name, one in by_name.items() if one is not None]
+    lacking = [f"'{of.name} {kind} {name}'" for name, one in by_name.items() if one is None]
     missing = f"not run yet: atoll reproduce vleto --only {'; '.join(lacking)}" if lacking else ""
     return {"parts": tuple(parts), "missing": missing}
 
@@ -324,7 +324,7 @@ def _c5(of: _Data) -> Iterator[Claim]:
 
 def _bits(results: dict[int, Measurement]) -> str:
     """The largest difference of averages that were measured in one precision."""
-    exact = [bool(one["engine"].get("tf32")) for one in results.values()]
+    exact = [bool(result["engine"].get("tf32")) for result in results.values()]
     usual = exact.count(True) > exact.count(False)  # other roundings cannot give equal numbers
     same = [
         average(one) for one, tf32 in zip(results.values(), exact, strict=True) if tf32 == usual

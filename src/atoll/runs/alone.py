@@ -72,7 +72,7 @@ def _scenario_of_one(scenario: Scenario, id: str, reads_own: bool) -> Scenario:
     chosen = [holdings[number] for number in stages]
     if not (reads_own or scenario.labels_at_server):
         common = np.concatenate([common, holdings[-1].own])
-        chosen = [_without_own(holding) for holding in chosen]
+        chosen = [dataclasses.replace(holding, own=holding.own[:0]) for holding in chosen]
     known_at = [sum(stage < since for stage in stages) for since in scenario.known_at]
     return dataclasses.replace(
         scenario,
@@ -82,10 +82,6 @@ def _scenario_of_one(scenario: Scenario, id: str, reads_own: bool) -> Scenario:
         tests={id: scenario.tests[id]},
         known_at=tuple(min(since, len(stages) - 1) for since in known_at),
     )
-
-
-def _without_own(holding: Holding) -> Holding:
-    return dataclasses.replace(holding, own=holding.own[:0])
 
 
 def pooled_parts(parts: Parts) -> Parts:

@@ -184,9 +184,9 @@ def read(what: str) -> dict[str, Any]:
         return {"name": what, **_parsed(presets()[what])}
     if methods.exists(what):
         return {"name": _file_name(what).strip("-."), "method": {"name": what}}
-    known = {*presets(), *methods.names()}
+    names = {*presets(), *methods.names()}
     raise UserError(
-        f"'{what}' is not a preset, method or .toml file", "command line", nearest(what, known)
+        f"'{what}' is not a preset, method or .toml file", "command line", nearest(what, names)
     )
 
 
@@ -260,8 +260,8 @@ def _split_options(values: Mapping[str, Any]) -> set[str]:
 def _used_split_options(values: Mapping[str, Any]) -> set[str]:
     """The options of the split that a run of these values has; of all splits if unknown."""
     scenario, data = values.get("scenario", {}), values.get("data", {})
-    known = data if isinstance(data, Mapping) else {}
-    usual = _default_split(known, methods.load(_method_name(values)).split)
+    data_options = data if isinstance(data, Mapping) else {}
+    usual = _default_split(data_options, methods.load(_method_name(values)).split)
     name = str(scenario.get("split", usual)) if isinstance(scenario, Mapping) else usual
     return splits.option_names(name) if splits.exists(name) else splits.option_names()
 

@@ -13,7 +13,7 @@ from atoll.core.errors import UserError
 from atoll.core.integrity import FORMAT
 from atoll.data import splits
 
-__all__ = ["CONFIGS", "Conversion", "convert_config"]
+__all__ = ["convert_config"]
 
 Conversion = Callable[[dict[str, Any]], dict[str, Any]]
 

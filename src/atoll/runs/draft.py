@@ -69,11 +69,11 @@ def draft(wish: Wish, suggestions: Sequence[Suggestion] = (), problem: str = "")
     if table and staged:
         lines.append("attribution = true     # also measure what causes forgetting")
     lines += ["", "[data]", *_data(wish)]
-    lines += _entries([one for one in suggestions if not one.site])
+    lines += _entries([suggestion for suggestion in suggestions if not suggestion.site])
     if table or wish.parties:
-        named = {one.option for one in suggestions if not one.site}
-        known = [option for option in HINTS if table or option != "levels"]
-        lines += [HINTS[option] for option in known if option not in named]
+        suggested = {one.option for one in suggestions if not one.site}
+        options = [option for option in HINTS if table or option != "levels"]
+        lines += [HINTS[option] for option in options if option not in suggested]
     for site in sorted({one.site for one in suggestions if one.site}):
         own = [one for one in suggestions if one.site == site]
         lines += ["", f"[data.sites.{key_in_toml(site)}]", *_entries(own)]
@@ -99,7 +99,7 @@ def _data(wish: Wish) -> list[str]:
 
 def _parties(wish: Wish) -> list[str]:
     """The files of parties, and how their rows match."""
-    files = [one if len(one) > 1 else one[0] for one in wish.paths]
+    files = [path if len(path) > 1 else path[0] for path in wish.paths]
     index = 'index = "aligned"   # the folder that atoll align writes'
     if wish.aligned:
         index = "assume_aligned = true   # every file has the same ids in the same order"
@@ -148,7 +148,7 @@ def _entries(suggestions: Sequence[Suggestion]) -> list[str]:
 
 def _ignored(suggestions: Sequence[Suggestion]) -> list[str]:
     """The columns to exclude, in one list; those that the user decides on are commented out."""
-    active, reason = _excluded([one for one in suggestions if one.safe])
+    active, reason = _excluded([suggestion for suggestion in suggestions if suggestion.safe])
     commented, question = _excluded([one for one in suggestions if not one.safe])
     if not commented:
         return [f"ignore = [{active}]   # {reason}"]
@@ -163,7 +163,7 @@ def _ignored(suggestions: Sequence[Suggestion]) -> list[str]:
 
 def _excluded(suggestions: Sequence[Suggestion]) -> tuple[str, str]:
     """Columns to exclude as TOML lists them, and why."""
-    names = dict.fromkeys(name for one in suggestions for name in one.entry)
+    names = dict.fromkeys(name for suggestion in suggestions for name in suggestion.entry)
     reasons = dict.fromkeys(one.why for one in suggestions)
     return ", ".join(in_toml(name) for name in names), _one_line("; ".join(reasons))
 

@@ -70,7 +70,7 @@ def _public(parts: "Parts") -> dict[str, Any]:
 def holdings(parts: "Parts") -> dict[str, Any]:
     """Who holds what, in numbers and names of columns: rows by stage, test rows by task."""
     scenario, dataset = parts.scenario, parts.dataset
-    named = dataset.columns if len(dataset.columns) <= MOST_NAMES else ()
+    labels = dataset.columns if len(dataset.columns) <= MOST_NAMES else ()
     sites = {}
     for id in scenario.clients:
         holdings, columns = scenario.holdings[id], scenario.holdings[id][-1].own
@@ -80,9 +80,9 @@ def holdings(parts: "Parts") -> dict[str, Any]:
             "test": [len(rows) for rows in scenario.tests[id]],
             "classes": [len(np.unique(dataset.strata[holding.train])) for holding in holdings],
             "own": len(columns),
-            "own_names": [named[i] for i in columns] if named else [],
+            "own_names": [labels[i] for i in columns] if labels else [],
         }
-    names = [named[i] for i in scenario.common] if named else []
+    names = [labels[i] for i in scenario.common] if labels else []
     return {"common": len(scenario.common), "common_names": names, "sites": sites}
 
 
@@ -102,10 +102,10 @@ def few_rows(facts: Mapping[str, Any]) -> str:
         what = f"{len(few)} of {len(sites)} clients train on fewer than {limit} rows"
         return f"{what}; ask for fewer clients"
     more = [f"{len(few) - MOST_SITES} more"] if len(few) > MOST_SITES else []
-    named = " and ".join(", ".join(part) for part in (few[:MOST_SITES], more) if part)
+    listed = " and ".join(", ".join(part) for part in (few[:MOST_SITES], more) if part)
     verb = "trains" if len(few) == 1 else "train"
     why = "an update or a model of so few rows can reveal them; see docs/privacy.md"
-    return f"{named} {verb} on fewer than {limit} rows: {why}"
+    return f"{listed} {verb} on fewer than {limit} rows: {why}"
 
 
 def same_data(parts: "Parts", recorded: Mapping[str, Any], where: str) -> None:

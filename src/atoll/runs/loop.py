@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -123,7 +123,8 @@ class _Run:
         state = prefixed("server", self._plausible(self.server.state()))
         for id, tensors in self.engine.states(f"{stage}-{number}").items():
             state |= prefixed(f"client/{id}", tensors)
-        self.record.checkpoint(_arrays(state), {"stage": stage, "round": number})
+        arrays = {k: np.asarray(t.detach().cpu().numpy(), order="C") for k, t in state.items()}
+        self.record.checkpoint(arrays, {"stage": stage, "round": number})
         self.saved = time.monotonic()
 
     def _plausible(self, state: Tensors) -> Tensors:
@@ -156,10 +157,6 @@ class _Run:
             f"{checkpoint[1]['stage']}-{checkpoint[1]['round']}",
         )
         return checkpoint[1]["stage"], checkpoint[1]["round"]
-
-
-def _arrays(state: Tensors) -> dict[str, np.ndarray[Any, Any]]:
-    return {name: np.asarray(t.detach().cpu().numpy(), order="C") for name, t in state.items()}
 
 
 def go(
@@ -249,8 +246,8 @@ def _write(
     """Write a round into the record."""
     further, snapshots = more
     run.record.write_snapshots(snapshots)
-    known = {n: value if isinstance(value, int) else float(value) for n, value in notes.items()}
-    summary = Round(moment.stage, moment.round, known)
+    values = {n: value if isinstance(value, int) else float(value) for n, value in notes.items()}
+    summary = Round(moment.stage, moment.round, values)
     events = (summary, *clients.traffic, *clients.absences, *clients.exclusions, *further)
     run.record.add(events)
     run.record.time(stage=moment.stage, round=moment.round, seconds=seconds)

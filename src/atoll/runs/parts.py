@@ -70,8 +70,8 @@ class Parts:
         if self.scenario.labels_at_server:
             return VerticalSite(view)
         models, clients = self.config.models, self.scenario.clients
-        named = models[clients.index(id)] if models and id in clients else ""
-        own = self._kinds.setdefault(named, partial(self._network, name=named))
+        model = models[clients.index(id)] if models and id in clients else ""
+        own = self._kinds.setdefault(model, partial(self._network, name=model))
         return Site(
             view,
             self._network,
@@ -126,8 +126,8 @@ class Parts:
     def _words(self) -> Words:
         """The word vectors on the device, once for all sites of this process."""
         table, shelf = torch.from_numpy(self.vectors.table), self._shelf
-        known = torch.from_numpy(self.vectors.known).to(shelf.x.device)
-        return Words(self.vectors.name, table.to(shelf.x.device, shelf.dtype), known)
+        mask = torch.from_numpy(self.vectors.known).to(shelf.x.device)
+        return Words(self.vectors.name, table.to(shelf.x.device, shelf.dtype), mask)
 
     def _network(
         self, shape: tuple[int, ...], classes: int, stream: Stream, name: str = ""
@@ -234,8 +234,8 @@ def parts(config: RunConfig, loaded: dict[str, Dataset] | None = None) -> Parts:
 def with_first_values(run_parts: Parts) -> Parts:
     """Write the hash of a network's own first values into the config, or compare it."""
     config, options = run_parts.config, run_parts.config.model_options()
-    named = [name or options.name for name in config.models or ("",)]
-    own = [n for n in dict.fromkeys(named) if _has_own_values(n, options.initial)]
+    names = [name or options.name for name in config.models or ("",)]
+    own = [n for n in dict.fromkeys(names) if _has_own_values(n, options.initial)]
     if not own or run_parts.scenario.labels_at_server or run_parts.dataset.kind == "text":
         return run_parts
     shape = run_parts.site(run_parts.scenario.clients[0]).inputs()

@@ -98,8 +98,8 @@ def _parties(parts: "Parts") -> Recipe:
     for id in scenario.clients:
         sites[id]["scaling"] = parts.site(id).scaling().tolist()
     for name, count, rows in layout.recipe["files"]:
-        here = tested[(tested >= first) & (tested < first + len(rows))] - first
-        files.append([name, count, np.array(rows)[here].tolist()])
+        places = tested[(tested >= first) & (tested < first + len(rows))] - first
+        files.append([name, count, np.array(rows)[places].tolist()])
         first += len(rows)
     prints = {}
     for name, entry in zip(layout.recipe["parties"], parts.config.data["parties"], strict=True):

@@ -42,9 +42,9 @@ def replaced(name: str, replacement: str) -> Method:
         remedy = nearest(function, module.REPLACEMENTS)
         raise UserError(f"no replacement '{function}' in {path}", "replace", remedy)
     if name not in module.METHODS:
-        known = "' or '".join(module.METHODS)
-        what = f"'{replacement}' replaces parts of '{known}', not of '{name}'"
-        raise UserError(what, "replace", f"set method.name = '{known}', or leave it out")
+        allowed = "' or '".join(module.METHODS)
+        what = f"'{replacement}' replaces parts of '{allowed}', not of '{name}'"
+        raise UserError(what, "replace", f"set method.name = '{allowed}', or leave it out")
     changed = module.REPLACEMENTS[function](method)
     assert isinstance(changed, Method)
     return changed

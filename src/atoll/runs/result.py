@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from atoll import methods
 from atoll.core.errors import UserError
-from atoll.core.integrity import Extent, Integrity, damaged, digest, write_digests
+from atoll.core.integrity import Extent, Integrity, damaged, digest, read_json, write_digests
 from atoll.core.record import (
     Event,
     Exclusion,
@@ -108,8 +108,8 @@ class Run:
         several = (self.folder.parent / "sweep.json").exists()
         owner = Run(self.folder.parent) if several else self
         choices = owner._parsed("engine.json", json.loads, optional=True)
-        entries = [one for one in choices.values() if isinstance(one, dict)]
-        return [str(one["refuted"]) for one in entries if one.get("refuted")]
+        entries = [choice for choice in choices.values() if isinstance(choice, dict)]
+        return [str(entry["refuted"]) for entry in entries if entry.get("refuted")]
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
@@ -200,10 +200,12 @@ class Run:
 
     def summaries(self, events: Sequence[Event]) -> dict[str, dict[str, float]]:
         """Every metric of every variant that some events of the run have scores of."""
-        known = self.facts["known_at"]
+        known_at = self.facts["known_at"]
         chance = 0.0 if self.regression else 1 / self.facts["data"]["classes"]
         tested = metrics.variants(events)
-        return {v: metrics.summary(events, v, known, chance) for v in self.variants if v in tested}
+        return {
+            v: metrics.summary(events, v, known_at, chance) for v in self.variants if v in tested
+        }
 
     @cached_property
     def seconds(self) -> float:
@@ -340,17 +342,10 @@ def read_answer(folder: Path, runs: Sequence[Run]) -> dict[str, Any] | None:
     path = folder / ANSWER
     if not path.exists():
         return None
-    with disk_errors(path):
-        content = path.read_bytes()
-    try:
-        body = json.loads(content)
-        own = body.pop("digest")
-        known = dict(body["runs"])
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise damaged(path) from error
+    own, body = read_json(path, lambda body: (body.pop("digest"), dict(body)))
     if own != digest(json.dumps(body, sort_keys=True).encode()):
         raise damaged(path, "remove it and compute it again with atoll answer")
-    return body if known == event_digests(runs) else None
+    return body if body.get("runs") == event_digests(runs) else None
 
 
 def event_digests(runs: Sequence[Run]) -> dict[str, str]:

@@ -59,10 +59,10 @@ def points(values: dict[str, Any], axes: Mapping[str, Sequence[Any]], folder: Pa
             raise UserError(what, f"--axis {key}", "name each value once")
     members = []
     for number, chosen in enumerate(itertools.product(*full.values())):
-        here = dict(zip(full, chosen, strict=True))
+        setting = dict(zip(full, chosen, strict=True))
         with _of_an_axis():
-            config = resolve(change(values, here), "sweep")
-        members.append(Point(here, config, folder / f"point-{number:04d}"))
+            config = resolve(change(values, setting), "sweep")
+        members.append(Point(setting, config, folder / f"point-{number:04d}"))
     return members
 
 

@@ -16,7 +16,7 @@ from atoll.core.record import Event, Message, Round, Score
 from atoll.runs.config import RunConfig
 from atoll.runs.loop import Progress
 
-__all__ = ["TRACKERS", "Tracker", "known", "tracked", "values"]
+__all__ = ["Tracker", "checked", "tracked", "values"]
 
 Say = Callable[[str], None]
 
@@ -56,8 +56,8 @@ class MLflow:
         where = os.environ.get("MLFLOW_TRACKING_URI") or (folder / "mlruns").resolve().as_uri()
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # create no database
         self.client = mlflow.MlflowClient(where)
-        known = self.client.get_experiment_by_name("atoll")
-        home = known.experiment_id if known else self.client.create_experiment("atoll")
+        experiment = self.client.get_experiment_by_name("atoll")
+        home = experiment.experiment_id if experiment else self.client.create_experiment("atoll")
         self.id = self.client.create_run(home, run_name=folder.name).info.run_id
         for name, value in _flat(config).items():
             self.client.log_param(self.id, name, value)
@@ -118,7 +118,7 @@ def values(events: Iterable[Event]) -> dict[str, float]:
     return numbers | {f"bytes/{way}": float(count) for way, count in moved.items()}
 
 
-def known(names: Iterable[str]) -> list[str]:
+def checked(names: Iterable[str]) -> list[str]:
     """Refuse a tracker that does not exist or is not installed, before anything runs."""
     chosen = list(dict.fromkeys(names))
     for name in chosen:
@@ -143,7 +143,7 @@ class tracked:  # noqa: N801 - reads as a phrase: with tracked(...) as watch
         watch: Callable[[Progress], None],
         say: Say,
     ) -> None:
-        self.names, self.config, self.folder = known(names), config, folder
+        self.names, self.config, self.folder = checked(names), config, folder
         self.watch, self.say = watch, say
         self.open: dict[str, Tracker] = {}
         self.begun = False

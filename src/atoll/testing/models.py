@@ -52,17 +52,14 @@ def predicts_its_scores(case: Case, folder: Path) -> None:
     require(case, complete, "not every client has a score at the end")
     for score in end:
         logits, labels = _predicted(folder, run_parts, score)
-        again = scored({"": logits}, labels, _unit(run_parts, score.client))
+        target = run_parts.site(score.client).target
+        unit = float(target.deviation) if run_parts.dataset.regression else 1.0
+        again = scored({"": logits}, labels, unit)
         same = (again.rows, again.correct.get("", 0)) == (score.rows, score.correct)
         same &= again.macro_f1.get("", 0.0) == score.macro_f1
         same &= again.errors.get("", {}) == score.errors
         words = f"predictions of {score.client} do not have its score: check final_model, predict"
         require(case, same, words)
-
-
-def _unit(run_parts: Parts, id: str) -> float:
-    """What 1 is in the scale of training, in the unit of the label."""
-    return float(run_parts.site(id).target.deviation) if run_parts.dataset.regression else 1.0
 
 
 def _predicted(folder: Path, run_parts: Parts, score: Score) -> tuple[torch.Tensor, torch.Tensor]:

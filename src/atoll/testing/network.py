@@ -27,7 +27,6 @@ from atoll.testing.samples import Case, run
 __all__ = [
     "GatedEngine",
     "drafted_terms",
-    "least_terms",
     "network_equals_local",
     "policies_let_it_pass",
     "run_through_gates",

@@ -84,7 +84,7 @@ def _held(parts: Parts, id: str) -> list[tuple[Any, np.ndarray]]:
 def _own_columns(parts: Parts) -> set[str]:
     """The names of the columns that only some clients have."""
     columns = parts.dataset.columns
-    holdings = [one for stages in parts.scenario.holdings.values() for one in stages]
+    holdings = [stage for stages in parts.scenario.holdings.values() for stage in stages]
     return {columns[i] for holding in holdings for i in holding.own} if columns else set()
 
 

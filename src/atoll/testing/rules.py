@@ -194,8 +194,8 @@ def has_options_with_remarks(case: Case, folder: Path) -> None:
     """(i) Defaults are valid, every option has a remark, and the class has a docstring."""
     kind = methods.load(case.name).options
     defaults = {option.name: option.default for option in describe(kind)}
-    given = {name: value for name, value in defaults.items() if value is not None}
-    require(case, build(kind, given, case.name) == kind(), "the defaults of its options change")
+    values = {name: value for name, value in defaults.items() if value is not None}
+    require(case, build(kind, values, case.name) == kind(), "the defaults of its options change")
     bare = [option.name for option in describe(kind) if not option.remark]
     words = f"options without a remark at the end of their line: {', '.join(bare)}"
     require(case, not bare, words)
@@ -248,8 +248,8 @@ def balanced_classes_stack(case: Case, folder: Path) -> None:
     dealt = {"clients": 3, "rows": "dirichlet", "alpha": 1.0}
     balanced = {"class_weight": "balanced", "rounds": 1}
     _compare_stack(case, folder, dealt, balanced)
-    known = case.options_of_split()
-    changes = {f"scenario.{key}": value for key, value in dealt.items() if key in known}
+    options = case.options_of_split()
+    changes = {f"scenario.{key}": value for key, value in dealt.items() if key in options}
     plain = {"rounds": 1, "dtype": "float64", "engine.mode": "loop", **_batch(case)}
     execute(case.config(**changes, **plain), folder / "plain", local_engine)
     without, loop = (
@@ -273,8 +273,8 @@ def _batch(case: Case) -> dict[str, Any]:
 def _compare_stack(
     case: Case, folder: Path, dealt: dict[str, Any], more: dict[str, Any] | None = None
 ) -> None:
-    known = case.options_of_split()
-    changes = {f"scenario.{key}": value for key, value in dealt.items() if key in known}
+    options = case.options_of_split()
+    changes = {f"scenario.{key}": value for key, value in dealt.items() if key in options}
     changes |= {"dtype": "float64", **_batch(case), **(more or {})}
     for mode in ("loop", "stacked"):
         execute(case.config(**{**changes, "engine.mode": mode}), folder / mode, local_engine)

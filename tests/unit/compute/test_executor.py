@@ -371,8 +371,8 @@ def test_any_other_work_is_another_one(tmp_path: Path) -> None:
         "rows": replace(one, rows=replace(one.rows, y=one.rows.y.flip(0))),
         "one": one,
     }
-    assert len(set(shared_training.named(others, tmp_path, "loop").values())) == 5
-    assert shared_training.named({"one": one}, tmp_path, "a") != shared_training.named(
+    assert len(set(shared_training.files_of(others, tmp_path, "loop").values())) == 5
+    assert shared_training.files_of({"one": one}, tmp_path, "a") != shared_training.files_of(
         {"one": one}, tmp_path, "b"
     )
 
@@ -381,7 +381,7 @@ def test_what_is_not_common_is_not_kept(tmp_path: Path) -> None:
     Executor("loop", keep=tmp_path).do(jobs(honest, 1))
     assert not list(tmp_path.iterdir())
     assert (
-        shared_training.named(
+        shared_training.files_of(
             {id: replace(j, common=True) for id, j in jobs(honest, 1).items()}, None, ""
         )
         == {}

@@ -66,6 +66,6 @@ def test_without_a_gpu_nothing_is_captured() -> None:
     assert not lane.captures
     assert not available(torch.device("cpu"))
     lane.open()
-    with lane.here():
+    with lane.on_stream():
         pass
     lane.close()

@@ -146,7 +146,7 @@ class Taped:
     def close(self) -> None:
         self.opened -= 1
 
-    def here(self) -> AbstractContextManager[None]:
+    def on_stream(self) -> AbstractContextManager[None]:
         assert self.opened  # nothing is sent to a stream that does not wait for its inputs
         return nullcontext()
 
@@ -160,7 +160,7 @@ def test_once_captured_they_are_replayed(monkeypatch: pytest.MonkeyPatch) -> Non
         assert_same(expected, a_round(job, by(one)))
         job = replace(job, weights=expected[-1].weights, place=(0, 1, 8))
     assert len(lane.graphs) == 2  # one for each half, made once
-    assert one.taken == captured.EAGER
+    assert one.eager_steps == captured.EAGER
     assert lane.opened == 0
 
 

@@ -215,7 +215,7 @@ def test_rounding_is_measured_in_the_proof_and_allowed_for(
     assert verdict.rounding == pytest.approx(1e-3, rel=1e-2)
 
     def checked(off: float, rounding: float) -> str:
-        done = jobs[0].taken(verify.STEPS)
+        done = jobs[0].run_steps(verify.STEPS)
         moved = {n: done.weights[n] + off * (done.weights[n] - start[n]) for n in MOVES}
         rows = torch.tensor(float(len(jobs[0].rows)))
         seen = Seen(moved, {n: rows * x for n, x in done.losses.items()})

@@ -246,9 +246,9 @@ def test_the_order_of_an_epoch_is_drawn_when_the_epoch_begins() -> None:
         stream=cast(Stream, stream),
         epochs=1_000_000,
     )
-    job.taken(2)
+    job.run_steps(2)
     assert stream.asked == [("epoch", 0)]
-    job.taken(3)
+    job.run_steps(3)
     assert stream.asked == [("epoch", 0), ("epoch", 0), ("epoch", 1)]
 
 

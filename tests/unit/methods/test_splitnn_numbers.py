@@ -17,7 +17,7 @@ from atoll.jobs.split_round import Step, draws
 from atoll.learning.replay import contrast, noisy, picked
 from atoll.learning.split import Batches
 from atoll.learning.split_nets import bottom, top
-from atoll.methods.splitnn import How, losses
+from atoll.methods.splitnn import LossConfig, losses
 from atoll.runs.config import RunConfig, change, resolve
 from atoll.runs.parts import Parts, parts
 
@@ -328,8 +328,8 @@ def rehearsed(replay: str) -> tuple[float, Tensor, Tensor]:
         "seen": torch.tensor([True, True, True]),
     }
     weights = {"w": torch.tensor([[0.3, -0.2, 0.1], [0.4, 0.6, -0.5]])}
-    how = How(lambda w, rows: rows @ w["w"], replay, 1, False, 0.5)  # type: ignore[arg-type]
-    found = float(losses(how, weights, given, Step(joint, joint[:0], y, key))["loss"])
+    config = LossConfig(lambda w, rows: rows @ w["w"], replay, 1, False, 0.5)  # type: ignore[arg-type]
+    found = float(losses(config, weights, given, Step(joint, joint[:0], y, key))["loss"])
     wanted = picked(given["old"], 2, draws(key, 1))
     if replay == "fedprok":
         rows = joint - given["current"][y] + given["means"][wanted]

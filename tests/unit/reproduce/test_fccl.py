@@ -228,13 +228,13 @@ def test_a_run_is_kept_and_a_part_of_the_seeds_is_known_as_such(tmp_path: Path) 
     assert np.asarray(first["matrix"]["1"]["fccl"]).shape == (4, 4)
     assert set(first["notes"][0]) >= {"diagonal", "off diagonal", "aligned", "loss", "prepared"}
     assert fccl.measure_seed(setting, 0, plan) == first
-    assert PAPER.known(setting, plan) == PAPER.partly(setting, plan)
+    assert PAPER.complete(setting, plan) == PAPER.partly(setting, plan)
     both = replace(plan, seeds=(0, 1))
-    assert PAPER.known(setting, both) is None
+    assert PAPER.complete(setting, both) is None
     part = PAPER.partly(setting, both)
     assert part is not None
     assert len(part["runs"]) == 1
-    assert PAPER.known(setting, replace(plan, rounds=2)) is None
+    assert PAPER.complete(setting, replace(plan, rounds=2)) is None
     assert not any((tmp_path / "runs").iterdir())
     assert len(list((tmp_path / "common").iterdir())) == 4  # trained alone, for other methods
 

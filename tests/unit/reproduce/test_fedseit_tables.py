@@ -67,7 +67,7 @@ def test_a_setting_is_measured_once_and_its_cell_is_the_mean_over_seeds_of_all_t
     plan, setting = small(monkeypatch, tmp_path), Setting("R8", "SIT K=3", "1.0")
     found = measure(setting, plan)
     assert PAPER.measure([setting], plan, pytest.fail)[setting.name] == found  # not run again
-    assert PAPER.known(setting, replace(plan, epochs=2)) is None
+    assert PAPER.complete(setting, replace(plan, epochs=2)) is None
     assert not any((tmp_path / "runs").iterdir())
     for run in found["runs"]:
         assert [len(tasks) for tasks in run["tasks"].values()] == [2, 2, 2]
@@ -116,7 +116,7 @@ def test_settings_whose_networks_have_the_same_shapes_are_one_sweep(
     asked = [setting, beside, Setting("R8", "SIT K=5", "0.1"), Setting("TMN", "FedSeIT", "1.0")]
     assert PAPER.together(asked) == [[setting, beside], [asked[2]], [asked[3]]]
     both = PAPER.measure([setting, beside], plan)
-    found, other = both[setting.name], PAPER.known(beside, plan)
+    found, other = both[setting.name], PAPER.complete(beside, plan)
     assert found["together"] == [setting.name, beside.name]
     assert other is not None
     for one, name in ((found, setting), (other, beside)):

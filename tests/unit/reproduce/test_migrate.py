@@ -69,7 +69,7 @@ def test_old_fingerprints_become_the_present_ones(tmp_path: Path) -> None:
         new = f'"config": "{PAPER.config(setting, plan)}"'
         assert new in text
         (tmp_path / name).write_text(text.replace(new, f'"config": "{config}"'))
-        assert PAPER.known(setting, plan) is None
+        assert PAPER.complete(setting, plan) is None
     assert sorted(migrate(tmp_path, "fedseit")) == files(tmp_path)
     for path in files(tmp_path):
         assert path.read_bytes() == (FOLDER / path.name).read_bytes()
@@ -99,7 +99,7 @@ def test_the_label_oracle_of_vleto_is_found_under_its_replacement(tmp_path: Path
             moved.append(tmp_path / f"{file_name(setting.name)}.json")
             moved[-1].write_text(text.replace(new, old))
     assert migrate(tmp_path, "vleto") == moved
-    assert [vleto.PAPER.known(s, plan) is None for s in vleto.SETTINGS if s.name in stored] == [
+    assert [vleto.PAPER.complete(s, plan) is None for s in vleto.SETTINGS if s.name in stored] == [
         False,
         False,
     ]

@@ -41,7 +41,7 @@ def test_a_setting_is_tuned_on_validation_rows_measured_once_and_kept(tmp_path: 
     said.clear()
     assert measure(setting, plan, said.append) == found
     assert said == []  # nothing was run again
-    assert PAPER.known(setting, replace(plan, rounds=3)) is None
+    assert PAPER.complete(setting, replace(plan, rounds=3)) is None
     made = PAPER.ledger({setting.name: found}, {})
     cell = next(c for c in made.cells if c.column == "CHFL mu>0" and c.table == "Table II")
     assert cell.mean == pytest.approx(np.mean([r["accuracy"]["mu>0"] for r in found["runs"]]))

@@ -174,7 +174,7 @@ def test_a_miniature_runs_and_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
     setting = by_name("FMNIST CIL V-LETO")
     told: list[str] = []
     first = measure(setting, plan, told.append)
-    assert PAPER.known(setting, plan) == json.loads(json.dumps(first))
+    assert PAPER.complete(setting, plan) == json.loads(json.dumps(first))
     assert [run["seed"] for run in first["runs"]] == [0, 1]
     assert set(first["runs"][0]["union"]) == set("1234")
     assert first["runs"][0]["frozen"]["4"] == 1.0
@@ -204,7 +204,7 @@ def test_settings_measured_together_give_what_each_gives_alone(
     plan = miniature(monkeypatch, tmp_path / "one", seeds=(0, 1))
     together = PAPER.measure(settings, plan)
     for setting in settings:
-        assert PAPER.known(setting, plan) is not None
+        assert PAPER.complete(setting, plan) is not None
         alone = measure(setting, replace(plan, folder=tmp_path / "other"))
         assert alone["runs"] == together[setting.name]["runs"]
 

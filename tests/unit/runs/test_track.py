@@ -77,7 +77,7 @@ def test_what_is_unknown_or_not_installed_is_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UserError, match="unknown tracker 'tensorbord'") as error:
-        track.known(["tensorbord"])
+        track.checked(["tensorbord"])
     assert "tensorboard" in error.value.remedy
     monkeypatch.setitem(sys.modules, "trackio", None)
     assert run("--out", str(tmp_path / "run"), "--track", "trackio") == 2

@@ -4,7 +4,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from atoll.compute import autotune, captured
@@ -15,7 +14,7 @@ from atoll.compute.choice import Choice
 from atoll.compute.deterministic import EQUAL
 from atoll.compute.graphs import available
 from atoll.compute.kinds.train import TRAIN, damped, exact_work
-from atoll.compute.perturb import Draw, named, perturbed, stream_of, tiled, typed
+from atoll.compute.perturb import Draw, flattened, perturbed, stream_of, tiled, typed
 from atoll.compute.probe import Probe, Seen
 from atoll.compute.public_steps import CapturedStep, capturable, stepped
 from atoll.jobs.public_step import PublicJob, PublicResult
@@ -135,7 +134,7 @@ def _public_captures(
     """Each job whose steps are proved; until there is a batch to follow they are not."""
     captures = []
     for id, job in jobs.items():
-        device = _device(job)
+        device = next(iter(job.weights.values())).device
         enabled = tuner.mode == "captured" or (tuner.mode == "auto" and available(device))
         key = job.key() if enabled and capturable(job) else None
         if key is None or (key not in tuner and job.follow is None):
@@ -156,7 +155,7 @@ def _public_run(
     works = [job for several in jobs for job in several]
     if streams:
         return [[result] for result in stepped(buffers, works)]
-    return [stepped([one], [job]) for one, job in zip(buffers, works, strict=True)]
+    return [stepped([buffer], [job]) for buffer, job in zip(buffers, works, strict=True)]
 
 
 def _public_exact(job: PublicJob, number: int, draw: Draw) -> PublicJob:
@@ -169,7 +168,7 @@ def _public_exact(job: PublicJob, number: int, draw: Draw) -> PublicJob:
         weights=perturbed(job.weights, stream.child("weights"), draw, frozenset(job.moves)),
         constants=perturbed(job.constants, stream.child("given"), draw, frozenset(job.constants)),
         images=lambda step: typed(job.images(step), draw),
-        how=damped(job.how),
+        optimiser=damped(job.optimiser),
         answer=job.follow,
         waiting=None,
     )
@@ -190,10 +189,6 @@ def _public_steps(job: PublicJob, steps: int) -> tuple[Mapping[str, Tensor], See
     return job.weights, _seen(job, replace(job, waiting=None).run())
 
 
-def _device(job: PublicJob) -> torch.device:
-    return next(iter(job.weights.values())).device
-
-
 def _outputs(result: PublicResult) -> dict[str, Tensor]:
     outputs = {"loss": result.loss, "followed": result.followed, "logits": result.logits}
     return {name: tensor for name, tensor in outputs.items() if tensor is not None}
@@ -212,8 +207,8 @@ PUBLIC = Kind(
     "equal",
     _public_exact,
     candidates=lambda way: [Candidate("captured", _public_in_buffers)],
-    values=lambda result: named(weights=result.weights, outputs=_outputs(result)),
-    start=lambda job: named(weights={name: job.weights[name] for name in job.moves}),
+    values=lambda result: flattened(weights=result.weights, outputs=_outputs(result)),
+    start=lambda job: flattened(weights={name: job.weights[name] for name in job.moves}),
     first_steps=_public_steps,
     seen=_seen,
     mode=lambda jobs: "captured",

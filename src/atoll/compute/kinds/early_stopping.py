@@ -21,7 +21,7 @@ from atoll.compute.kinds.train import (
     train_start,
     train_steps,
 )
-from atoll.compute.perturb import Draw, named, tiled, typed_rows
+from atoll.compute.perturb import Draw, flattened, tiled, typed_rows
 from atoll.compute.proof import SAMPLE, sampled
 from atoll.jobs.early_stopping import KEY, EarlyStoppedJob, EarlyStoppedResult
 
@@ -40,7 +40,7 @@ def _exact(job: EarlyStoppedJob, number: int, draw: Draw) -> EarlyStoppedJob:
 def _values(result: EarlyStoppedResult) -> dict[str, Tensor]:
     """Weights, moments and the course; the key of the last epoch's noise is no result."""
     weights = {n: t for n, t in result.weights.items() if n != KEY}
-    return named(weights=weights, moments=result.moments, at={"course": result.course})
+    return flattened(weights=weights, moments=result.moments, at={"course": result.course})
 
 
 EARLY_STOPPED = Kind(

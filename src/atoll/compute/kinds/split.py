@@ -10,12 +10,12 @@ from torch import Tensor
 
 from atoll.compute import autotune
 from atoll.compute.accelerated import Candidate, Kind, StackKind, padding_obstacle
-from atoll.compute.autotune import Tuner, proved, what
+from atoll.compute.autotune import Tuner, proved, summary
 from atoll.compute.cache import cache_key
 from atoll.compute.choice import Choice
 from atoll.compute.choice_files import remembered
 from atoll.compute.deterministic import EQUAL, FIXED
-from atoll.compute.perturb import Draw, named, perturbed, stream_of, typed
+from atoll.compute.perturb import Draw, flattened, perturbed, stream_of, typed
 from atoll.compute.probe import Probe, Seen
 from atoll.compute.split_rounds import WAYS, SplitStack, Way, trial_key
 from atoll.core.rng import Stream
@@ -36,15 +36,15 @@ def _choose(tuner: Tuner, about: Hashable, jobs: Sequence[SplitJob]) -> Choice:
     if about in tuner:
         return tuner[about]
     runs, fixed = min(len(jobs), RUNS), tuner.rules is FIXED
-    timing = Choice(what(about), runs, "stacked", EQUAL if fixed else "asked for", way="grouped")
+    timing = Choice(summary(about), runs, "stacked", EQUAL if fixed else "asked for", way="grouped")
     device = jobs[0].y.device
     if tuner.mode != "stacked" and not fixed:
         halves = (trial_key(jobs[0]), runs)
         clocked = cache_key(halves, device)
-        find = lambda: remembered(clocked, lambda: timed_ways(what(about), jobs))  # noqa: E731
+        find = lambda: remembered(clocked, lambda: timed_ways(summary(about), jobs))  # noqa: E731
         timing = tuner.decide(halves, clocked, find)
     exact = cache_key((first_rows(jobs[0]).key(), runs), device)
-    return tuner.decide(about, exact, lambda: _proved(what(about), jobs, timing))
+    return tuner.decide(about, exact, lambda: _proved(summary(about), jobs, timing))
 
 
 def _proved(work: str, jobs: Sequence[SplitJob], timing: Choice) -> Choice:
@@ -57,7 +57,7 @@ def _proved(work: str, jobs: Sequence[SplitJob], timing: Choice) -> Choice:
 def _exact(job: SplitJob, number: int, draw: Draw) -> SplitJob:
     """The first steps on few rows; labels that the loss reads stay as they are."""
     short, stream = first_rows(job), stream_of(number, draw)
-    halves = [_half(one, stream.child("half", n), draw) for n, one in enumerate(short.lent)]
+    halves = [_half(half, stream.child("half", n), draw) for n, half in enumerate(short.lent)]
     return replace(
         short,
         weights=perturbed(job.weights, stream.child("top"), draw, frozenset(job.weights)),
@@ -68,8 +68,8 @@ def _exact(job: SplitJob, number: int, draw: Draw) -> SplitJob:
 
 def _candidates(way: str, first: str = "each") -> Sequence[Candidate]:
     """Each way for halves of one shape; `first`: which of all ways is proved first."""
-    ways = [way] if way else sorted(WAYS, key=lambda one: one != first)
-    return [Candidate(one, partial(_stacked, one)) for one in ways]
+    ways = [way] if way else sorted(WAYS, key=lambda name: name != first)
+    return [Candidate(name, partial(_stacked, name)) for name in ways]
 
 
 def _stacked(way: str, jobs: Sequence[SplitJob]) -> list[SplitResult]:
@@ -80,13 +80,13 @@ def _values(result: SplitResult) -> dict[str, Tensor]:
     """The weights of all halves, losses and sums."""
     totals = {n: torch.tensor(x, dtype=torch.float64) for n, x in result.totals.items()}
     halves = {f"{i}/{n}": t for i, half in enumerate(result.halves) for n, t in half.items()}
-    return named(weights=result.weights, halves=halves, totals=totals, sums={"": result.sums})
+    return flattened(weights=result.weights, halves=halves, totals=totals, sums={"": result.sums})
 
 
 def _start(job: SplitJob) -> dict[str, Tensor]:
     """The weights of all halves."""
-    halves = {f"{i}/{n}": t for i, one in enumerate(job.lent) for n, t in one.weights.items()}
-    return named(weights=job.weights, halves=halves)
+    halves = {f"{i}/{n}": t for i, half in enumerate(job.lent) for n, t in half.weights.items()}
+    return flattened(weights=job.weights, halves=halves)
 
 
 def _first_steps(job: SplitJob, steps: int) -> tuple[Mapping[str, Tensor], Seen]:
@@ -103,7 +103,7 @@ def first_rows(job: SplitJob, size: int = CHECKED) -> SplitJob:
     size = min(size, job.batches.size)
     rows = min(job.batches.rows, PASSES * size)
     batches = replace(job.batches, rows=rows, size=size)
-    lent = tuple(replace(one, x=one.x[:rows], keys=one.keys[: len(batches)]) for one in job.lent)
+    lent = tuple(replace(h, x=h.x[:rows], keys=h.keys[: len(batches)]) for h in job.lent)
     return replace(job, y=job.y[:rows], batches=batches, steps=len(batches), lent=lent)
 
 

@@ -18,7 +18,7 @@ from atoll.compute.perturb import (
     ACTUAL,
     DRAWS,
     Draw,
-    named,
+    flattened,
     of_member,
     perturbed,
     perturbed_rows,
@@ -108,7 +108,7 @@ def _sample(jobs: Sequence[TrainJob], draws: Sequence[Draw]) -> Sequence[TrainJo
 def _candidates(way: str) -> Sequence[Candidate]:
     """Batched, then mapped by torch.func."""
     ways = [way] if way else ["batched", "mapped"]
-    return [Candidate(one, partial(_stacked, one)) for one in ways]
+    return [Candidate(name, partial(_stacked, name)) for name in ways]
 
 
 def _stack(jobs: Sequence[TrainJob], way: str) -> Stack:
@@ -134,18 +134,18 @@ def stacks_that_fit(jobs: Sequence[TrainJob]) -> int:
 def train_values(result: TrainResult) -> dict[str, Tensor]:
     """All numbers of a result by name."""
     losses = {n: torch.tensor(float(x), dtype=torch.float64) for n, x in result.losses.items()}
-    return named(weights=result.weights, moments=result.moments, losses=losses)
+    return flattened(weights=result.weights, moments=result.moments, losses=losses)
 
 
 def train_start(job: TrainJob) -> dict[str, Tensor]:
     """The weights that a job trains."""
     names = dict.fromkeys(name for phase in job.phases for name in phase.moves)
-    return named(weights={name: job.weights[name] for name in names})
+    return flattened(weights={name: job.weights[name] for name in names})
 
 
 def train_steps(job: TrainJob, steps: int) -> tuple[Mapping[str, Tensor], Seen]:
     """The start of a job, and what the loop has after its first steps."""
-    result = replace(job, ours=False).taken(steps)
+    result = replace(job, ours=False).run_steps(steps)
     moved = {name: result.weights[name] for phase in job.phases for name in phase.moves}
     rows, device = max(1, job.epochs * len(job.rows)), job.rows.y.device
     sums = {n: torch.tensor(rows * x, dtype=torch.float64) for n, x in result.losses.items()}
@@ -192,9 +192,9 @@ def exact_work(job: TrainJob, number: int, draw: Draw) -> TrainJob:
     return robust(exact) if draw in ACTUAL else exact
 
 
-def damped(how: Optimiser) -> Optimiser:
+def damped(optimiser: Optimiser) -> Optimiser:
     """An optimiser whose Adam does not step by rounding errors when its moments are zero."""
-    return replace(how, epsilon=max(how.epsilon, EPSILON))
+    return replace(optimiser, epsilon=max(optimiser.epsilon, EPSILON))
 
 
 def robust(job: TrainJob) -> TrainJob:
@@ -217,8 +217,8 @@ def _moments(job: TrainJob, weights: Tensors, stream: Stream, draw: Draw) -> Ten
 
 def _adam(phase: Phase, moments: Mapping[str, Tensor], weights: Tensors) -> Tensors:
     name = f"steps/{phase.name}"
-    taken = moments[name] if name in moments else torch.tensor(TAKEN)
-    filled = {name: torch.where(taken > 0, taken, TAKEN)}
+    steps = moments[name] if name in moments else torch.tensor(TAKEN)
+    filled = {name: torch.where(steps > 0, steps, TAKEN)}
     for kind in ("first", "second"):
         names = {n: f"{kind}/{n}" for n in phase.moves}
         filled |= {m: moments.get(m, torch.zeros_like(weights[n])) for n, m in names.items()}

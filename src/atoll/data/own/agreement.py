@@ -119,8 +119,8 @@ def _hash(name: str, key: str) -> str:
 class OwnTable:
     """One site's file, looked at once."""
 
-    def __init__(self, site: str, **given: Any) -> None:
-        options = build(TableOptions, given, "[data]")
+    def __init__(self, site: str, **values: Any) -> None:
+        options = build(TableOptions, values, "[data]")
         files = () if isinstance(options.files, dict) else options.files
         if len(files) != 1 or not options.label or options.site:
             remedy = "name this site's one file in its site.toml, and the label in the run"
@@ -237,17 +237,17 @@ class OwnTable:
         )  # fmt: skip
 
     def _blocks(self, plan: Plan) -> list[Block]:
-        known = {_hash(name, plan.key): name for name in self.kinds}
+        names = {_hash(name, plan.key): name for name in self.kinds}
         blocks, start = list[Block](), 0
         for one in plan.columns:
-            name = known[one.hash]
+            name = names[one.hash]
             kind: Any = one.kind
             shift = offset_of(kind, [self.profiles[name]])
             blocks.append(Block(name, kind, one.levels, one.gaps, start, offset=shift))
             start += one.width
-        used = {*(one.hash for one in plan.columns), *plan.left_out}
+        used = {*(column.hash for column in plan.columns), *plan.left_out}
         own = ColumnPlan(self.contents, (self.called,), blocks=blocks)
-        for hashed, name in known.items():
+        for hashed, name in names.items():
             if hashed not in used:
                 profiles = {self.called: self.profiles[name]}
                 own.add_own(name, profiles, {self.called: self.kinds[name]})
@@ -270,7 +270,7 @@ def _shared(offers: Sequence[Offered], options: TableOptions) -> list[str]:
         hashed
         for hashed, kind in first.columns.items()
         if kind != LEFT_OUT
-        and all(one.columns.get(hashed) == kind for one in others)
+        and all(other.columns.get(hashed) == kind for other in others)
         and not (kind == "text" and options.levels == "local" and others)
     ]
 
@@ -308,7 +308,7 @@ def planned(
             )  # fmt: skip
         gaps = any(one.gaps.get(hashed, False) for one in agreed.values())
         columns.append(Common(hashed, kind, in_order(every), gaps))
-    left = {h for one in offers.values() for h, kind in one.columns.items() if kind == LEFT_OUT}
+    left = {h for offer in offers.values() for h, kind in offer.columns.items() if kind == LEFT_OUT}
     if options.labels != "as-is":
         names = {site: dict.fromkeys(one.classes, 1) for site, one in offers.items()}
         refuse_spellings(names, options.label)
@@ -339,9 +339,9 @@ def only_here(scenario: Scenario, plan: Plan, id: str, ids: Sequence[str], width
     """A site's own scenario among all clients, of whom it knows the names alone."""
     none, untested = _empty(plan)
     own = np.arange(plan.width, width)
-    mine = tuple(Holding(h.train, h.valid, own) for h in scenario.holdings[id])
+    holdings = tuple(Holding(h.train, h.valid, own) for h in scenario.holdings[id])
     return Scenario(
-        tuple(ids), {**dict.fromkeys(ids, none), id: mine}, np.arange(plan.width),
+        tuple(ids), {**dict.fromkeys(ids, none), id: holdings}, np.arange(plan.width),
         {**dict.fromkeys(ids, untested), id: scenario.tests[id]}, scenario.tasks, scenario.known_at,
     )  # fmt: skip
 

@@ -126,15 +126,16 @@ class Spoke:
 
     def rows(self, common: bytes) -> Array:
         """The rows whose ids all have, in the order of the ids."""
-        salt, digests = _unpacked(common)
-        here = [n for n, text in enumerate(self.ids) if _digest(salt, text) in digests]
-        if len(here) != len(digests):
+        salt = common[:32]
+        digests = {common[start : start + 32] for start in range(32, len(common), 32)}
+        matches = [n for n, text in enumerate(self.ids) if _digest(salt, text) in digests]
+        if len(matches) != len(digests):
             raise UserError(
-                f"{len(digests)} ids are common according to the hub, {len(here)} are here",
+                f"{len(digests)} ids are common according to the hub, {len(matches)} are here",
                 self.name,
                 "align again: a table has changed in between",
             )
-        return _ordered(self.ids, here)
+        return _ordered(self.ids, matches)
 
 
 @dataclass
@@ -201,10 +202,6 @@ def _halves(kind: Any, message: bytes) -> list[Any]:
     return parts
 
 
-def _unpacked(common: bytes) -> tuple[bytes, set[bytes]]:
-    return common[:32], {common[start : start + 32] for start in range(32, len(common), 32)}
-
-
 def _ordered(ids: Sequence[str], rows: Sequence[int]) -> Array:
     return np.array(sorted(rows, key=lambda row: ids[row]), dtype=np.int64)
 
@@ -214,9 +211,9 @@ def align(tables: Mapping[str, Sequence[str]], hub: str, exact: bool = False) ->
     if hub not in tables:
         raise UserError(f"no table '{hub}'", "align", f"known: {', '.join(sorted(tables))}")
     _psi()
-    ids = {name: normalised(given, exact) for name, given in tables.items()}
-    for name, given in ids.items():
-        refuse_bad(given, name)
+    ids = {name: normalised(values, exact) for name, values in tables.items()}
+    for name, values in ids.items():
+        refuse_bad(values, name)
     asking, sent = Hub(hub, ids[hub]), list[Sent]()
     others = [Spoke(name, ids[name]) for name in sorted(ids) if name != hub]
     for spoke in others:
@@ -252,7 +249,7 @@ def assume_aligned(
     remedy: str = "align the tables without --assume-aligned",
 ) -> Aligned:
     """All rows in their order, where every table has the same ids in the same order."""
-    ids = {name: normalised(given, exact) for name, given in tables.items()}
+    ids = {name: normalised(values, exact) for name, values in tables.items()}
     first, *others = sorted(ids)
     refuse_bad(ids[first], first)
     for name in others:
@@ -270,7 +267,7 @@ def read_ids(path: Path, column: str) -> list[str]:
     """The column of ids of a CSV or Parquet file, as text."""
     sheet = opened(path)
     if column not in sheet.columns:
-        known = ", ".join(sheet.columns[:20])
-        raise UserError(f"no column '{column}'", str(path), f"columns: {known}")
+        names = ", ".join(sheet.columns[:20])
+        raise UserError(f"no column '{column}'", str(path), f"columns: {names}")
     columns = (batch.column(column).to_pylist() for batch in as_written(sheet))
     return [text or "" for ids in columns for text in ids]

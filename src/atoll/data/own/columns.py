@@ -94,7 +94,7 @@ class ColumnPlan:
     def _named(self, name: str) -> str:
         """What becomes of the columns of ids and people; empty for any other."""
         rules = [self.options.rules(site) for site in self.sites]
-        if any(name == one.group for one in rules):
+        if any(name == rule.group for rule in rules):
             return "group: rows stay in one split; no input"
         if any(name == one.weights for one in rules):
             return "weight of a row in training; no input"

@@ -41,10 +41,10 @@ class Block:
     @property
     def names(self) -> list[str]:
         """The names of its columns."""
-        here = f" ({self.site})" if self.site else ""
-        columns = [f"{self.column}={level}{here}" for level in self.levels]
-        columns = columns if self.kind == "text" else [f"{self.column}{here}"]
-        return [*columns, f"{self.column} missing{here}"] if self.missing else columns
+        suffix = f" ({self.site})" if self.site else ""
+        columns = [f"{self.column}={level}{suffix}" for level in self.levels]
+        columns = columns if self.kind == "text" else [f"{self.column}{suffix}"]
+        return [*columns, f"{self.column} missing{suffix}"] if self.missing else columns
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> "Block":
@@ -99,8 +99,8 @@ def encoded(block: Block, text: pa.Array, comma: bool) -> Array:
     if block.kind == "text":
         places = pc.index_in(text, pa.array(block.levels, pa.string()))
         places = np.asarray(pc.fill_null(places, -1).to_numpy(zero_copy_only=False))
-        known = np.flatnonzero(places >= 0)
-        columns[known, places[known]] = 1
+        rows = np.flatnonzero(places >= 0)
+        columns[rows, places[rows]] = 1
     else:
         values = as_numbers(text, comma) if block.kind == "number" else as_dates(text)
         columns[:, 0] = values.to_numpy(zero_copy_only=False) - block.offset

@@ -59,9 +59,9 @@ def numbers(profile: Profile, comma: bool, suffix: str = "") -> tuple[Array, Arr
     values = as_numbers(pa.array(text, pa.string()), comma)
     floats = values.to_numpy(zero_copy_only=False)
     counts = np.fromiter(profile.counts.values(), np.int64, len(profile.counts))
-    there = ~np.isnan(floats)
-    distinct, places = np.unique(floats[there], return_inverse=True)
-    return distinct, np.bincount(places, counts[there], len(distinct)).astype(np.int64)
+    valid = ~np.isnan(floats)
+    distinct, places = np.unique(floats[valid], return_inverse=True)
+    return distinct, np.bincount(places, counts[valid], len(distinct)).astype(np.int64)
 
 
 def _quantile(values: Array, counts: Array, share: float) -> float:
@@ -133,8 +133,8 @@ def is_person(profile: Profile, name: str) -> bool:
     if not max(10, present / 10) <= distinct < present or present < ENOUGH or profile.dates:
         return False
     blocks = profile.adjacent >= (present - distinct) / 2
-    named = blocks or bool(NAMED_PERSON.search(name))
-    return named and _looks_like_a_key(profile, name) and not date_formats(profile)
+    by_name = blocks or bool(NAMED_PERSON.search(name))
+    return by_name and _looks_like_a_key(profile, name) and not date_formats(profile)
 
 
 def date_formats(profile: Profile) -> list[str] | None:
@@ -189,7 +189,7 @@ def unit_suffix(profile: Profile) -> str:
 def conversion(ratio: float) -> tuple[float, str]:
     """The factor that a ratio of medians probably is, and what it converts."""
     size = max(ratio, 1 / ratio)
-    factor = min(CONVERSIONS, key=lambda known: abs(size / known - 1))
+    factor = min(CONVERSIONS, key=lambda candidate: abs(size / candidate - 1))
     words = CONVERSIONS[factor]
     if abs(size / factor - 1) >= CLOSE:
         return float(f"{ratio:.3g}"), ""

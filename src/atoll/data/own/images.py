@@ -71,11 +71,11 @@ def image_files(
     paths, shape = [Path(path) for path in images], (channels, size, size)
     names = _names(paths)
     sites = [_site(path, shape, (image, label)) for path in paths]
-    known = classes or _agreed(paths, sites)
+    all_classes = classes or _agreed(paths, sites)
     parted = any(site.test is not None for site in sites)
     for path, site in zip(paths, sites, strict=True):
-        _refuse_site(path, site, known, parted)
-    place = {name: number for number, name in enumerate(known)}
+        _refuse_site(path, site, all_classes, parted)
+    place = {name: number for number, name in enumerate(all_classes)}
     tests = [site.test for site in sites if site.test is not None]
     return Dataset(
         OWN_IMAGES,
@@ -83,7 +83,7 @@ def image_files(
         np.concatenate([site.x for site in sites]),
         np.array([place[name] for site in sites for name in site.labels], dtype=np.int64),
         (),
-        tuple(known),
+        tuple(all_classes),
         "own files: " + ", ".join(path.name for path in paths),
         test=np.concatenate(tests) if tests else None,
         group=np.repeat(np.arange(len(sites)), [len(site.labels) for site in sites]),
@@ -91,12 +91,12 @@ def image_files(
     )
 
 
-def _refuse_site(path: Path, site: _SiteImages, known: Sequence[str], parted: bool) -> None:
+def _refuse_site(path: Path, site: _SiteImages, classes: Sequence[str], parted: bool) -> None:
     """Refuse a class that is not known, and test images at some sites alone."""
     for name in site.labels:
-        if name not in known:
-            what = f"class '{name[:80]}' is not among the {len(known)} classes"
-            raise UserError(what, str(path), nearest(name, known))
+        if name not in classes:
+            what = f"class '{name[:80]}' is not among the {len(classes)} classes"
+            raise UserError(what, str(path), nearest(name, classes))
     if parted and site.test is None:
         what = "some sites have test images and this one has none"
         raise UserError(what, str(path), "split the images of all sites or of none")
@@ -119,8 +119,8 @@ def file_sizes(path: Path, image: str = "image") -> Counter[str]:
     from PIL import Image  # noqa: PLC0415 (few runs need it)
 
     if path.suffix == ".npz":
-        with _arrays(path) as held:
-            arrays = [held[name] for name in ("x", "x_train", "x_test") if name in held]
+        with _arrays(path) as archive:
+            arrays = [archive[name] for name in ("x", "x_train", "x_test") if name in archive]
         return Counter(_size(*x.shape[1:]) for x in arrays for _ in range(len(x)))
     sources: list[Any] = _below(path) if path.is_dir() else []
     if not path.is_dir():
@@ -170,15 +170,15 @@ def some_images(
     labels: list[str] | None = None
     if path.suffix == ".npz":
         with _arrays(path) as arrays:
-            known = {*arrays}
-        if {"x", "y"} <= known or "y_train" in known:
+            columns = {*arrays}
+        if {"x", "y"} <= columns or "y_train" in columns:
             site = _npz(path, shape)
             x, labels = site.x, site.labels
         else:
             x = unlabelled(path, shape)
     else:
-        x, known = unlabelled(path, shape, image), _columns(path)
-        if label in known:
+        x, columns = unlabelled(path, shape, image), _columns(path)
+        if label in columns:
             labels = [str(value) for value in _column(path, label)]
     return x, [str(number) for number in range(1, len(x) + 1)], labels
 
@@ -384,8 +384,8 @@ def _parquet(path: Path, shape: Shape, columns: tuple[str, str]) -> _SiteImages:
     if None in labels:
         row = labels.index(None) + 1
         raise UserError(f"row {row} has no label", str(path), "fill it or leave the row out")
-    named = [str(value) for value in labels]
-    return _SiteImages(_encoded(path, pictures, shape), named, None, tuple(_sorted(named)))
+    classes = [str(value) for value in labels]
+    return _SiteImages(_encoded(path, pictures, shape), classes, None, tuple(_sorted(classes)))
 
 
 def _columns(path: Path) -> set[str]:
@@ -394,9 +394,9 @@ def _columns(path: Path) -> set[str]:
 
 
 def _column(path: Path, name: str) -> list[Any]:
-    known = sorted(_columns(path))
-    if name not in known:
-        raise UserError(f"no column '{name}'", str(path), nearest(name, known))
+    columns = sorted(_columns(path))
+    if name not in columns:
+        raise UserError(f"no column '{name}'", str(path), nearest(name, columns))
     with own(path, "a Parquet file"):
         values: list[Any] = pyarrow.parquet.read_table(path, columns=[name]).column(0).to_pylist()
     if not values:

@@ -103,8 +103,8 @@ def _accuracy_bound(levels: Array, y: Array) -> float:
     held_out = np.bincount(cells, minlength=FOLDS * count * classes).reshape(FOLDS, count, classes)
     training = held_out.sum(0) - held_out
     predicted = (training / sizes).argmax(2)
-    known = training.any(2)
-    hits = np.take_along_axis(held_out, predicted[..., None], 2)[..., 0] * known
+    seen = training.any(2)
+    hits = np.take_along_axis(held_out, predicted[..., None], 2)[..., 0] * seen
     right = np.bincount(predicted.ravel(), hits.ravel(), classes)
     return _bound(right, sizes)
 

@@ -49,11 +49,11 @@ def shared_ids(parties: Sequence[Sequence[str]], label: str, column: str = "") -
         chosen = _best_names([_columns_of_keys(Path(file)) for file in first], active, column)
     if not chosen:
         return None
-    named = chosen[active]
-    if any(named in names and one != named for names, one in zip(columns, chosen, strict=True)):
+    ids = chosen[active]
+    if any(ids in names and one != ids for names, one in zip(columns, chosen, strict=True)):
         return None  # one of two columns would have the other's name
     stages = zip(*parties, strict=False)  # parties with fewer files are refused later
-    return SharedIds(named, chosen, all(_equal_ids(files, chosen) for files in stages))
+    return SharedIds(ids, chosen, all(_equal_ids(files, chosen) for files in stages))
 
 
 def _columns_of_keys(path: Path) -> dict[str, list[str]]:
@@ -105,7 +105,7 @@ def _equal_ids(files: Sequence[str], names: Sequence[str]) -> bool:
         ids = [normalised(read_ids(Path(file), name)) for file, name in pairs]
     except UserError:
         return False
-    return all(one == ids[0] for one in ids)
+    return all(id == ids[0] for id in ids)
 
 
 def match_rows(tables: Sequence[Sequence[str]]) -> list[Array]:

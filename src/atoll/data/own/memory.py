@@ -121,12 +121,8 @@ def _items(dataset: Any) -> tuple[Array, Array]:
     if len(shapes) > 1:
         remedy = "bring all inputs to one shape"
         raise UserError(f"inputs of the shapes {sorted(shapes)[:3]}", "data", remedy)
-    return np.stack([np.asarray(x) for x, _ in items]), np.array([_class(y) for _, y in items])
-
-
-def _class(y: Any) -> Any:
-    """A class as a plain value."""
-    return y.item() if hasattr(y, "item") else y
+    labels = [y.item() if hasattr(y, "item") else y for _, y in items]
+    return np.stack([np.asarray(x) for x, _ in items]), np.array(labels)
 
 
 def _from_arrays(x: Array, y: Array | None, label: str) -> Any:
@@ -158,8 +154,8 @@ def _named_classes(dataset: Any) -> pa.Table:
     for place, name in enumerate(table.column_names):
         classes = getattr(dataset.features[name], "names", None)
         if classes:
-            named = [None if i is None else classes[i] for i in table.column(name).to_pylist()]
-            table = table.set_column(place, name, pa.array(named, pa.string()))
+            values = [None if i is None else classes[i] for i in table.column(name).to_pylist()]
+            table = table.set_column(place, name, pa.array(values, pa.string()))
     return table
 
 
@@ -168,10 +164,8 @@ def _plain_table(table: pa.Table) -> pa.Table:
     about = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))
     index = {name for name in about.get("index_columns", []) if isinstance(name, str)}
     fields = [field for field in table.schema if field.name not in index]
-    plain = pa.schema([f.with_type(pa.string()) if _is_view(f.type) else f for f in fields])
+    # Parquet files do not have the strings of polars
+    plain = pa.schema(
+        [f.with_type(pa.string()) if pa.types.is_string_view(f.type) else f for f in fields]
+    )
     return table.select(plain.names).cast(plain).replace_schema_metadata(None)
-
-
-def _is_view(kind: pa.DataType) -> bool:
-    """Whether a column has the strings of polars, which Parquet files do not have."""
-    return bool(pa.types.is_string_view(kind))

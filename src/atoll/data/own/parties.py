@@ -85,8 +85,8 @@ class PartyOptions:
     @property
     def as_of_a_table(self) -> TableOptions:
         """Those that say what becomes of a column, which they do as for own tables."""
-        named = {one.name for one in fields(TableOptions)} - {"id", "files", "stage"}
-        return TableOptions(**{name: value for name, value in vars(self).items() if name in named})
+        names = {one.name for one in fields(TableOptions)} - {"id", "files", "stage"}
+        return TableOptions(**{name: value for name, value in vars(self).items() if name in names})
 
     def renamed(self) -> "PartyOptions":
         """The same with columns by their new names."""
@@ -110,9 +110,9 @@ class _Party:
 _Stage = Sequence[tuple[Sheet, pa.Table]]  # the file of each party at one stage, and its values
 
 
-def load(name: str = "", **given: Any) -> Dataset:
+def load(name: str = "", **values: Any) -> Dataset:
     """The common rows of all parties, side by side; equal files give equal data."""
-    party_options = build(PartyOptions, given, "[data]")
+    party_options = build(PartyOptions, values, "[data]")
     parties, active, options = _read(party_options)
     findings = [] if party_options.task else _task_findings(parties[active], options)
     if options.task == "regression":
@@ -130,19 +130,19 @@ def _label_counts(
 ) -> Contents:
     """The label of the active party, from which the task follows."""
     contents = Contents(options.as_of_a_table, tuple(active))
-    known = [value for part in labels for value in part if value is not None]
-    contents.classes[active[0].path.stem] = Counter(known)
+    values = [value for part in labels for value in part if value is not None]
+    contents.classes[active[0].path.stem] = Counter(values)
     return contents
 
 
-def read_contents(**given: Any) -> Contents:
+def read_contents(**values: Any) -> Contents:
     """What each party's columns hold in the common rows, for suggestions."""
-    return _contents(*_read(build(PartyOptions, given, "[data]")))
+    return _contents(*_read(build(PartyOptions, values, "[data]")))
 
 
-def examine(**given: Any) -> Contents:
+def examine(**values: Any) -> Contents:
     """The same for files on one machine that nobody has aligned yet: ids are compared openly."""
-    return _contents(*_read(build(PartyOptions, given, "[data]"), _matched))
+    return _contents(*_read(build(PartyOptions, values, "[data]"), _matched))
 
 
 def _contents(parties: Sequence[_Party], active: int, options: PartyOptions) -> Contents:
@@ -208,11 +208,11 @@ def _read(
         _refuse_lost(labels, labelled, sheets[active][0], options)
     parties = []
     for number, (party, texts) in enumerate(zip(sheets, whole, strict=True)):
-        mine = tuple(stage[number] for stage in rows)
-        common = tuple(t.take(pa.array(own)) for t, own in zip(texts, mine, strict=True))
+        own_rows = tuple(stage[number] for stage in rows)
+        common = tuple(t.take(pa.array(own)) for t, own in zip(texts, own_rows, strict=True))
         counts = tuple(len(text) for text in texts)
         name = f"{number}-{party[0].path.stem}"
-        parties.append(_Party(name, party, common, mine, counts, rules[number]))
+        parties.append(_Party(name, party, common, own_rows, counts, rules[number]))
     return parties, active, options
 
 
@@ -269,9 +269,9 @@ def _active(sheets: Sequence[Sequence[Sheet]], options: PartyOptions) -> int:
     """Which party has the label; it alone may."""
     having = [n for n, party in enumerate(sheets) if options.label in party[0].columns]
     if not having:
-        known = [c for party in sheets for c in party[0].columns]
+        columns = [c for party in sheets for c in party[0].columns]
         raise UserError(
-            f"no party has a column '{options.label}'", "[data]", nearest(options.label, known)
+            f"no party has a column '{options.label}'", "[data]", nearest(options.label, columns)
         )
     if len(having) > 1:
         both = " and ".join(sheets[n][0].path.name for n in having[:2])
@@ -326,11 +326,11 @@ def _common(stage: _Stage, options: PartyOptions) -> list[Array]:
         aligned = assume_aligned(ids, remedy=remedy)
         return [aligned.rows[str(sheet.path)] for sheet, _ in stage]
     rows = [_index(sheet, len(text), options.index, command) for sheet, text in stage]
-    first, known = stage[0][0], normalised(ids[str(stage[0][0].path)])
-    ids_of_first = [known[row] for row in rows[0]]
-    for (sheet, _), mine in zip(stage[1:], rows[1:], strict=True):
-        here = normalised(ids[str(sheet.path)])
-        if [here[row] for row in mine] != ids_of_first:
+    first, first_ids = stage[0][0], normalised(ids[str(stage[0][0].path)])
+    ids_of_first = [first_ids[row] for row in rows[0]]
+    for (sheet, _), places in zip(stage[1:], rows[1:], strict=True):
+        own_ids = normalised(ids[str(sheet.path)])
+        if [own_ids[row] for row in places] != ids_of_first:
             what = f"its index file does not fit that of {first.path.name}: other rows or order"
             raise unusable(what, sheet.path, f"a table has changed since; run {command}")
     return rows
@@ -340,11 +340,11 @@ def _align_command(sheets: Sequence[Sheet], options: PartyOptions) -> str:
     """The command that writes the index files of one stage."""
     hub = [str(sheet.path) for sheet in sheets if options.label in sheet.columns]
     ids = [_written(sheet, options.id) for sheet in sheets]
-    named = ["--hub", *hub[:1]]
+    flags = ["--hub", *hub[:1]]
     for name in dict.fromkeys(ids) if len({*ids}) == 1 else ids:
-        named += ["--id", name]
-    named += ["--out", options.index or "aligned"]
-    return shlex.join(["atoll", "align", *(str(sheet.path) for sheet in sheets), *named])
+        flags += ["--id", name]
+    flags += ["--out", options.index or "aligned"]
+    return shlex.join(["atoll", "align", *(str(sheet.path) for sheet in sheets), *flags])
 
 
 def _written(sheet: Sheet, name: str) -> str:
@@ -529,8 +529,8 @@ def _profile(party: _Party, column: str, labels: Sequence[pa.Array] = ()) -> Pro
     profile = Profile()
     for place, (sheet, rows) in enumerate(zip(party.sheets, party.rows, strict=True)):
         values = party.texts[place].column(column).combine_chunks()
-        known = labels[place] if labels else pa.nulls(len(values), pa.string())
-        profile.add(values, known, rows, sheet)
+        classes = labels[place] if labels else pa.nulls(len(values), pa.string())
+        profile.add(values, classes, rows, sheet)
     return profile
 
 

@@ -79,8 +79,8 @@ class TableOptions:
     @property
     def special(self) -> dict[str, str]:
         """The columns that every row must have a value in, by what they are."""
-        named = {"label": self.label, "site": self.site, "stage": self.stage}
-        return {what: name for what, name in named.items() if name}
+        columns = {"label": self.label, "site": self.site, "stage": self.stage}
+        return {what: name for what, name in columns.items() if name}
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -179,18 +179,18 @@ def _by_site(batch: pa.RecordBatch, sheet: Sheet, options: TableOptions) -> pa.R
     )
 
 
-def refuse_unknown_columns(known: Collection[str], options: TableOptions, who: str) -> None:
+def refuse_unknown_columns(columns: Collection[str], options: TableOptions, who: str) -> None:
     """Refuse an option that names a column that no file has, and a label that is ignored."""
     rules = [options.general, *options.sites.values()]
-    named = [*options.ignore, *options.keep, *options.categorical]
+    names = [*options.ignore, *options.keep, *options.categorical]
     for one in rules:
         refuse_bad_rules(one)
         since = [rule.since for rule in one.dates.values() if not rule.since[:1].isdigit()]
         single = [name for name in (one.id, one.group, one.weights, *since) if name]
-        named += [*one.rename, *one.values, *one.units, *one.missing, *one.dates, *single]
-    for name in named:
-        if name not in known:
-            raise UserError(f"no {who} has a column '{name}'", "[data]", nearest(name, known))
+        names += [*one.rename, *one.values, *one.units, *one.missing, *one.dates, *single]
+    for name in names:
+        if name not in columns:
+            raise UserError(f"no {who} has a column '{name}'", "[data]", nearest(name, columns))
     if options.label in options.ignore:
         what = f"ignore names the label '{options.label}'"
         raise UserError(what, "[data]", "take it out of ignore: the label is no input")
@@ -238,12 +238,12 @@ class Profile:
     def add(self, text: pa.Array, labels: pa.Array, rows: Array, sheet: Sheet) -> None:
         """Add some values; `rows` are their places in the file."""
         self.rows += len(text)
-        there = text.is_valid().to_numpy(zero_copy_only=False)
-        self.present += int(there.sum())
+        valid = text.is_valid().to_numpy(zero_copy_only=False)
+        self.present += int(valid.sum())
         if len(text) > 1:
             self.adjacent += int(pc.sum(pc.equal(text[1:], text[:-1])).as_py() or 0)
         values = as_numbers(text, sheet.comma)
-        words = there & ~values.is_valid().to_numpy(zero_copy_only=False)
+        words = valid & ~values.is_valid().to_numpy(zero_copy_only=False)
         large = np.abs(pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)) > LARGEST
         self.word = self.word or _first(words, text, rows, sheet)
         self.huge = self.huge or _first(large, text, rows, sheet)
@@ -423,8 +423,8 @@ def _add_rows(
         left_out = {*options.ignore, options.rules(site).id}
         every = [sheet.columns for sheet in contents.sheets]
         shared = set.intersection(*map(set, every)) - left_out
-        named = [name for name in batch.schema.names if name not in left_out]
-        contents.repeats.add(site, batch.select(named), sorted(shared))
+        names = [name for name in batch.schema.names if name not in left_out]
+        contents.repeats.add(site, batch.select(names), sorted(shared))
     profiles = contents.profiles.setdefault(site, {})
     rules = options.rules(site)
     special = {*options.special.values(), rules.id, rules.group, rules.weights}
@@ -435,7 +435,8 @@ def _add_rows(
             measured = name in rules.units or name in rules.dates
             typed = name in sheet.text_columns and not measured
             profile = profiles.setdefault(name, Profile(codes=typed))
-            profile.codes = profile.codes and _all_digits(column)
+            digits = pc.all(pc.match_substring_regex(column, "^[0-9]+$"), min_count=0)
+            profile.codes = profile.codes and bool(digits.as_py())
             profile.add(column, labels, rows, sheet)
 
 
@@ -444,14 +445,10 @@ def _add_arrivals(
 ) -> None:
     """Note which classes and columns come at each stage."""
     for stage in stages.unique().to_pylist():
-        there = pc.equal(stages, stage)
+        mask = pc.equal(stages, stage)
         arrival = contents.arrivals.setdefault(stage, Arrival())
-        arrival.classes.update(labels.filter(there).to_pylist())
-        rows = batch.filter(there)
+        arrival.classes.update(labels.filter(mask).to_pylist())
+        rows = batch.filter(mask)
         for name, column in zip(rows.schema.names, rows.columns, strict=True):
             if column.null_count < len(column):
                 arrival.columns.add(name)
-
-
-def _all_digits(text: pa.Array) -> bool:
-    return bool(pc.all(pc.match_substring_regex(text, "^[0-9]+$"), min_count=0).as_py())

@@ -265,8 +265,8 @@ def batches(sheet: Sheet, missing: Sequence[str]) -> Iterator[pa.RecordBatch]:
         columns = []
         for column in batch.columns:
             text = pc.utf8_trim_whitespace(column)
-            known = pc.invert(pc.is_in(text, words))
-            columns.append(pc.if_else(known, text, pa.scalar(None, pa.string())))
+            valid = pc.invert(pc.is_in(text, words))
+            columns.append(pc.if_else(valid, text, pa.scalar(None, pa.string())))
         yield pa.RecordBatch.from_arrays(columns, names=list(sheet.columns))
 
 

@@ -45,8 +45,8 @@ def same_classes(classes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
     usual = _usual_names(classes)
     same: dict[str, str] = {}
     for names in meanings.values():
-        known = [name for name in names if name in usual]
-        common = known[0] if known else max(names, key=lambda name: (counts[name], name))
+        listed = [name for name in names if name in usual]
+        common = listed[0] if listed else max(names, key=lambda name: (counts[name], name))
         same |= {name: common for name in names if name != common}
     return same
 
@@ -83,8 +83,8 @@ def refuse_spellings(classes: Mapping[str, Mapping[str, int]], label: str) -> No
     if not same:
         return
     name, other = next(iter(same.items()))
-    at, there = ([site for site, rows in classes.items() if one in rows] for one in (name, other))
+    at, others = ([site for site, rows in classes.items() if one in rows] for one in (name, other))
     entries = ", ".join(f'"{old}" = "{new}"' for old, new in same.items())
-    what = f"the classes '{name}' ({at[0]}) and '{other}' ({there[0]}) look like the same class"
+    what = f"the classes '{name}' ({at[0]}) and '{other}' ({others[0]}) look like the same class"
     remedy = f'write labels = {{ {entries} }} in [data], or labels = "as-is" if they differ'
     raise UserError(what, f"column '{label}'", remedy)

@@ -84,19 +84,19 @@ def key_in_toml(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else in_toml(name)
 
 
-def examine(**given: Any) -> list[Suggestion]:
+def examine(**values: Any) -> list[Suggestion]:
     """All suggestions for files that nobody has looked at yet; an unreadable file is an error.
 
     A row without a label, or another mistake in the files, ends the search: what was found stays.
     """
-    options = build(TableOptions, given, "[data]")
+    options = build(TableOptions, values, "[data]")
     aliases = _label_aliases(options)
-    rules = {one.site: {"rename": one.entry} for one in aliases}
+    rules = {alias.site: {"rename": alias.entry} for alias in aliases}
     try:
-        contents = read_contents(build(TableOptions, {**given, "sites": rules}, "[data]"))
+        contents = read_contents(build(TableOptions, {**values, "sites": rules}, "[data]"))
     except UserError as error:
-        named = any(column == options.label for one in _sheets(options) for column in one.columns)
-        if not named or error.where == "[data]":
+        exists = any(column == options.label for one in _sheets(options) for column in one.columns)
+        if not exists or error.where == "[data]":
             raise
         return aliases
     suggestions = suggest(contents)
@@ -109,16 +109,16 @@ def _leaks(contents: Contents, suggestions: Sequence[Suggestion]) -> Iterator[Su
     `atoll inspect` finds the same, and prints it as findings.
     """
     no_input = set[str]()
-    named = {"ignore": no_input, "dates": set[str](), "categorical": set[str]()}
-    for one in suggestions:
-        if one.option in ("id", "group"):
-            no_input.add(one.entry)
-        elif one.option in named:
-            named[one.option] |= {*one.entry}
+    by_option = {"ignore": no_input, "dates": set[str](), "categorical": set[str]()}
+    for suggestion in suggestions:
+        if suggestion.option in ("id", "group"):
+            no_input.add(suggestion.entry)
+        elif suggestion.option in by_option:
+            by_option[suggestion.option] |= {*suggestion.entry}
     leaks = list[str]()
     for name, profiles in _by_column(contents).items():
-        kinds = {site: p.kind(name in named["categorical"]) for site, p in profiles.items()}
-        if name in named["dates"]:
+        kinds = {site: p.kind(name in by_option["categorical"]) for site, p in profiles.items()}
+        if name in by_option["dates"]:
             kinds = dict.fromkeys(kinds, "date")
         if name not in no_input and not identifies(name, profiles, kinds):
             leaks += [name] if leaks_of(name, profiles, kinds) else []
@@ -141,8 +141,8 @@ def _task(contents: Contents) -> Iterator[Suggestion]:
 def _sheets(options: TableOptions) -> list[Sheet]:
     """The files, each with the name of its site."""
     sheets = []
-    given = options.files
-    sites = given if isinstance(given, dict) else {site_name(Path(f).stem): (f,) for f in given}
+    listed = options.files
+    sites = listed if isinstance(listed, dict) else {site_name(Path(f).stem): (f,) for f in listed}
     for site, files in sites.items():
         sheets += [replace(open_sheet(file, options), site=site_name(site)) for file in files]
     return sheets
@@ -176,10 +176,10 @@ def suggest(contents: Contents) -> list[Suggestion]:
     suggestions += _stages(contents)
     keys = _keys(contents, profiles)
     suggestions += keys
-    known = set[str]()
+    handled = set[str]()
     for one in keys:
-        known |= {*one.entry} if one.option == "ignore" else {one.entry}
-    rest = {name: own for name, own in profiles.items() if name not in known}
+        handled |= {*one.entry} if one.option == "ignore" else {one.entry}
+    rest = {name: own for name, own in profiles.items() if name not in handled}
     for finder in (_dates, _codes_of_missing, _values, _codes, _units, _unusable):
         suggestions += finder(contents, rest)
     return [_with_old_names(one, renames, contents) for one in _general(suggestions)]
@@ -226,10 +226,10 @@ def _with_old_names(
     """
     entry = suggestion.entry
     for old, new in renames.items():
-        here = not suggestion.site or old in contents.profiles[suggestion.site]
+        applies = not suggestion.site or old in contents.profiles[suggestion.site]
         if suggestion.option in ("ignore", "categorical") and new in entry:
             entry = [*entry, old]
-        elif suggestion.option in ("missing", "dates") and new in entry and here:
+        elif suggestion.option in ("missing", "dates") and new in entry and applies:
             entry = {**entry, old: entry[new]}
     return replace(suggestion, entry=entry)
 
@@ -273,8 +273,8 @@ def near_names(contents: Contents, profiles: Profiles) -> dict[str, str]:
         for target in order[: order.index(name)]:
             if target in renames or profiles[name].keys() & profiles[target].keys():
                 continue
-            taken = [old for old, new in renames.items() if new == target]
-            if any(profiles[old].keys() & profiles[name].keys() for old in taken):
+            renamed = [old for old, new in renames.items() if new == target]
+            if any(profiles[old].keys() & profiles[name].keys() for old in renamed):
                 continue
             same = folded(name) == folded(target)
             near = _close(name, target) or _shortened(name, target)
@@ -302,16 +302,18 @@ def _shortened(one: str, other: str) -> bool:
 
 def _alike(contents: Contents, profiles: Profiles, one: str, other: str) -> bool:
     """Whether two columns have similar values: common levels, or numbers in the same range."""
-    (site, mine), (there, theirs) = (next(iter(profiles[name].items())) for name in (one, other))
-    if all(profile.dates or evidence.date_formats(profile) for profile in (mine, theirs)):
+    (site, first), (other_site, second) = (
+        next(iter(profiles[name].items())) for name in (one, other)
+    )
+    if all(profile.dates or evidence.date_formats(profile) for profile in (first, second)):
         return True
-    if mine.numbers < mine.present or theirs.numbers < theirs.present:
-        both = mine.counts.keys() & theirs.counts.keys()
-        return 2 * len(both) >= min(len(mine.counts), len(theirs.counts))
+    if first.numbers < first.present or second.numbers < second.present:
+        both = first.counts.keys() & second.counts.keys()
+        return 2 * len(both) >= min(len(first.counts), len(second.counts))
     middles = []
-    for place, profile in ((site, mine), (there, theirs)):
+    for place, profile in ((site, first), (other_site, second)):
         middles.append(evidence.median(*evidence.numbers(profile, _comma(contents, place))))
-    return mine.low <= middles[1] <= mine.high and theirs.low <= middles[0] <= theirs.high
+    return first.low <= middles[1] <= first.high and second.low <= middles[0] <= second.high
 
 
 def _labels(contents: Contents) -> Iterator[Suggestion]:
@@ -509,11 +511,11 @@ def _middles(
             continue
         values, counts = evidence.numbers(profile, _comma(contents, site), suffixes[site])
         codes = [float(code) for code in evidence.missing_codes(values, counts)]
-        there = [value not in codes for value in values.tolist()]
-        middle = abs(evidence.median(values[there], counts[there])) if any(there) else 0.0
+        ordinary = [value not in codes for value in values.tolist()]
+        middle = abs(evidence.median(values[ordinary], counts[ordinary])) if any(ordinary) else 0.0
         if middle > 0:
             middles[site] = middle
-            all_codes = all_codes and evidence.is_code(values[there])
+            all_codes = all_codes and evidence.is_code(values[ordinary])
     return {} if all_codes else middles
 
 

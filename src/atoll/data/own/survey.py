@@ -60,9 +60,9 @@ class Survey:
     arrivals: Mapping[str, Arrival] = field(default_factory=dict)  # what comes at each stage
 
 
-def survey(**given: Any) -> Survey:
+def survey(**values: Any) -> Survey:
     """Read the files once; every mistake in them is an error here."""
-    return survey_of(read_contents(build(TableOptions, given, "[data]")))
+    return survey_of(read_contents(build(TableOptions, values, "[data]")))
 
 
 def read_contents(options: TableOptions, duplicates: bool = False) -> Contents:
@@ -213,9 +213,9 @@ def _disjoint(contents: Contents, sites: Sequence[str]) -> Iterator[Finding]:
     """A site that shares no class with any other."""
     for name in sites if len(sites) > 1 else ():
         others = [contents.classes[site].keys() for site in sites if site != name]
-        mine = contents.classes[name].keys()
-        if not mine & set[str]().union(*others):
-            what = f"{name} shares no class with any other site: {', '.join(sorted(mine)[:5])}"
+        classes = contents.classes[name].keys()
+        if not classes & set[str]().union(*others):
+            what = f"{name} shares no class with any other site: {', '.join(sorted(classes)[:5])}"
             yield Finding(what, "classes are kept; if they mean the same, map them with labels")
 
 
@@ -234,6 +234,6 @@ def widths(plan: Survey) -> tuple[int, dict[str, int]]:
     columns = holds(plan)
     size, common = np.array([block.width for block in plan.blocks]), columns.all(0)
     own = {
-        s.name: int(size[mine & ~common].sum()) for s, mine in zip(plan.sites, columns, strict=True)
+        s.name: int(size[has & ~common].sum()) for s, has in zip(plan.sites, columns, strict=True)
     }
     return int(size[common].sum()), own

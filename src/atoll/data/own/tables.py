@@ -43,9 +43,9 @@ class Arrays:
         return Arrays(*(array[start:stop] for array in vars(self).values()))
 
 
-def load(name: str = "", **given: Any) -> Dataset:
+def load(name: str = "", **values: Any) -> Dataset:
     """The user's own tables as numbers; equal files give equal data."""
-    plan = survey_of(read_contents(build(TableOptions, given, "[data]")), leaks=False)
+    plan = survey_of(read_contents(build(TableOptions, values, "[data]")), leaks=False)
     if plan.options.labels != "as-is" and plan.options.task != "regression":
         refuse_spellings({site.name: site.classes for site in plan.sites}, plan.options.label)
     return dataset(plan, name)
@@ -111,19 +111,19 @@ def _encode(
         into.stage[:] = plan.stages.index(sheet.stage)
     if options.site:
         raw = batch.column(options.site).dictionary_encode()
-        known = np.array([sites.index(site_name(str(s))) for s in raw.dictionary.to_pylist()])
-        into.group[:] = known[raw.indices.to_numpy(zero_copy_only=False)]
+        numbers = np.array([sites.index(site_name(str(s))) for s in raw.dictionary.to_pylist()])
+        into.group[:] = numbers[raw.indices.to_numpy(zero_copy_only=False)]
     else:
         into.group[:] = sites.index(site_name(sheet.site or sheet.path.stem))
     for block in plan.blocks:
         if block.column in sheet.columns:
-            mine = np.ones(len(batch), dtype=bool)
+            members = np.ones(len(batch), dtype=bool)
             if block.site:
-                mine = into.group == sites.index(block.site)
-            if mine.any():
-                text = batch.column(block.column).filter(pa.array(mine))
+                members = into.group == sites.index(block.site)
+            if members.any():
+                text = batch.column(block.column).filter(pa.array(members))
                 columns = slice(block.start, block.start + block.width)
-                into.x[mine, columns] = encoded(block, text, sheet.comma)
+                into.x[members, columns] = encoded(block, text, sheet.comma)
 
 
 def _labels(plan: Survey, text: pa.Array, comma: bool) -> Array:
@@ -146,13 +146,13 @@ def _number_people(
     """
     for number, site in enumerate(sites):
         column = plan.options.rules(site).group
-        mine = np.flatnonzero(into.group == number)
-        named = [None] * len(batch)
+        members = np.flatnonzero(into.group == number)
+        ids = [None] * len(batch)
         if column in batch.schema.names:
-            named = batch.column(column).to_pylist()
-        for row in mine:
+            ids = batch.column(column).to_pylist()
+        for row in members:
             place = -1 if plan.options.site else number
-            key = (place, f"={named[row]}" if named[row] is not None else f"row {len(people)}")
+            key = (place, f"={ids[row]}" if ids[row] is not None else f"row {len(people)}")
             into.people[row] = people.setdefault(key, len(people))
 
 
@@ -163,9 +163,9 @@ def _weigh(
     for number, site in enumerate(sites):
         column = plan.options.rules(site).weights
         if column in batch.schema.names:
-            mine = into.group == number
-            values = as_numbers(batch.column(column).filter(pa.array(mine)), sheet.comma)
-            into.weights[mine] = values.to_numpy(zero_copy_only=False)
+            members = into.group == number
+            values = as_numbers(batch.column(column).filter(pa.array(members)), sheet.comma)
+            into.weights[members] = values.to_numpy(zero_copy_only=False)
 
 
 def _places(text: pa.Array, names: Sequence[str]) -> Array:
@@ -193,7 +193,7 @@ def recipe(plan: Survey, pieces: Mapping[str, list[Piece]], sites: Sequence[str]
     """How a file becomes numbers, as JSON: what a prediction needs."""
     files = {site: [list(piece) for piece in own] for site, own in pieces.items()}
     rules = {name: asdict(plan.options.rules(name)) for name in sites}
-    if all(one == asdict(Rules()) for one in rules.values()):
+    if all(rule == asdict(Rules()) for rule in rules.values()):
         rules = {}
     return {
         "label": plan.options.label,

@@ -83,9 +83,9 @@ class _Texts:
     people: list[str | None]  # none where no column names them
 
 
-def load(name: str = "", **given: Any) -> Dataset:
+def load(name: str = "", **values: Any) -> Dataset:
     """The user's own texts as tokens; equal files give equal data."""
-    options = build(TextOptions, given, "[data]")
+    options = build(TextOptions, values, "[data]")
     tables = _read(options)
     if options.labels != "as-is":
         refuse_spellings(counts(tables, "labels"), options.label)
@@ -113,12 +113,12 @@ def load(name: str = "", **given: Any) -> Dataset:
     )
 
 
-def examine(**given: Any) -> Contents:
+def examine(**values: Any) -> Contents:
     """The classes and stages of each site, and columns that may name texts, for suggestions."""
-    options = build(TextOptions, given, "[data]")
+    options = build(TextOptions, values, "[data]")
     tables = _read(options)
-    known = {name: getattr(options, name) for name in ("id", "group", "order", "labels", "sites")}
-    contents = Contents(TableOptions(**known), ())
+    common = {name: getattr(options, name) for name in ("id", "group", "order", "labels", "sites")}
+    contents = Contents(TableOptions(**common), ())
     contents.classes |= counts(tables, "labels")
     contents.stages |= counts(tables, "stages")
     for site, path in zip(tables, options.files, strict=True):
@@ -189,12 +189,12 @@ def _read(options: TextOptions) -> dict[str, _Texts]:
 
 def _file(path: Path, options: TextOptions, rules: Rules) -> _Texts:
     """The texts of one client, labels as its rules have them."""
-    how = Reading(options.delimiter, options.encoding, rules.rename)
-    named = {one: rules.rename.get(name, name) for one, name in vars(options).items()
+    reading = Reading(options.delimiter, options.encoding, rules.rename)
+    renamed = {one: rules.rename.get(name, name) for one, name in vars(options).items()
              if one in ("text", "label", "stage")}  # fmt: skip
-    names = [named["text"], named["label"], *([named["stage"]] if options.stage else [])]
+    names = [renamed["text"], renamed["label"], *([renamed["stage"]] if options.stage else [])]
     others = [name for name in (rules.id, rules.group) if name]
-    columns = _columns(path, [*names, *others], how)
+    columns = _columns(path, [*names, *others], reading)
     _refuse_numbers(path, names[0], columns[names[0]])
     labels = _words(path, names[1], columns[names[1]], needed=True)
     stages = ["0"] * len(labels)
@@ -208,16 +208,16 @@ def _file(path: Path, options: TextOptions, rules: Rules) -> _Texts:
 
 
 def some_texts(
-    path: Path, names: tuple[str, str], rules: Rules, how: tuple[str, str]
+    path: Path, names: tuple[str, str], rules: Rules, dialect: tuple[str, str]
 ) -> tuple[list[str], list[str | None] | None, list[str] | None]:
     """Texts of a file to predict; their labels and ids where it has columns of them.
 
-    `names` are the columns of texts and labels; `how`: the delimiter and the encoding of a CSV
+    `names` are the columns of texts and labels; `dialect`: the delimiter and the encoding of a CSV
     file, empty to detect them.
     """
     text, label = (rules.rename.get(name, name) for name in names)
     needed = [label, *([rules.id] if rules.id else [])]
-    columns = _columns(path, [text], Reading(*how, rules.rename), needed)
+    columns = _columns(path, [text], Reading(*dialect, rules.rename), needed)
     _refuse_numbers(path, text, columns[text])
     labels: list[str | None] | None = None
     if label in columns:
@@ -236,22 +236,22 @@ def _refuse_numbers(path: Path, name: str, texts: Sequence[Any]) -> None:
 
 
 def _columns(
-    path: Path, names: Sequence[str], how: Reading, needed: Sequence[str] | None = ()
+    path: Path, names: Sequence[str], reading: Reading, needed: Sequence[str] | None = ()
 ) -> dict[str, list[Any]]:
     """These columns of a file by name, and those of the `wanted` ones that it has; None: all."""
     kind = path.suffix.lower()
     if kind not in KINDS:
-        known = ", ".join(KINDS)
-        raise UserError(f"'{path}' is of no known kind", "data.files", f"give one of {known}")
+        kinds = ", ".join(KINDS)
+        raise UserError(f"'{path}' is of no known kind", "data.files", f"give one of {kinds}")
     if not path.is_file():
         remedy = "fix the path; it is relative to the folder in which you start the command"
         raise UserError(f"no file '{path}'", "data.files", remedy, EXIT_DATA_MISSING)
     if kind == ".jsonl":
-        columns = _jsonl(path, names, needed, how)
+        columns = _jsonl(path, names, needed, reading)
     elif kind in CSV:
-        columns = _csv(path, names, needed, how)
+        columns = _csv(path, names, needed, reading)
     else:
-        columns = _parquet(path, names, needed, how)
+        columns = _parquet(path, names, needed, reading)
     if not columns[names[0]]:
         raise _empty(path)
     return columns
@@ -294,17 +294,17 @@ def _empty(path: Path) -> UserError:
 
 
 def _chosen(
-    path: Path, known: Sequence[str], names: Sequence[str], needed: Sequence[str] | None
+    path: Path, columns: Sequence[str], names: Sequence[str], needed: Sequence[str] | None
 ) -> list[str]:
     """The columns to read; refuse a file that has not each of the `names` once."""
     for name in names:
-        if name not in known:
-            raise UserError(f"no column '{name}'", str(path), nearest(name, known))
+        if name not in columns:
+            raise UserError(f"no column '{name}'", str(path), nearest(name, columns))
     if needed is None:
-        needed = [name for name, count in Counter(known).items() if count == 1]
-    chosen = [*dict.fromkeys([*names, *(name for name in needed if name in known)])]
+        needed = [name for name, count in Counter(columns).items() if count == 1]
+    chosen = [*dict.fromkeys([*names, *(name for name in needed if name in columns)])]
     for name in chosen:
-        if [*known].count(name) > 1:
+        if [*columns].count(name) > 1:
             what = f"the column '{name}' is there twice"
             raise UserError(what, str(path), "rename or remove one", EXIT_DATA_MISSING)
     return chosen
@@ -322,7 +322,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _jsonl(
-    path: Path, names: Sequence[str], needed: Sequence[str] | None, how: Reading
+    path: Path, names: Sequence[str], needed: Sequence[str] | None, reading: Reading
 ) -> dict[str, list[Any]]:
     rows = list[dict[str, Any]]()
     for number, line in enumerate(_lines(path), 1):
@@ -336,24 +336,24 @@ def _jsonl(
             remedy = f'fix the line; write one object per line, as {{"{names[0]}": "...", ...}}'
             what = f"line {number} is no JSON object"
             raise UserError(what, str(path), remedy, EXIT_DATA_MISSING)
-        rows.append({how.rename.get(name, name): value for name, value in row.items()})
+        rows.append({reading.rename.get(name, name): value for name, value in row.items()})
     if not rows:
         raise _empty(path)
-    known = dict.fromkeys(name for row in rows for name in row)
-    chosen = _chosen(path, [*known], names, needed)
+    columns = dict.fromkeys(name for row in rows for name in row)
+    chosen = _chosen(path, [*columns], names, needed)
     return {name: [row.get(name) for row in rows] for name in chosen}
 
 
 def _csv(
-    path: Path, names: Sequence[str], needed: Sequence[str] | None, how: Reading
+    path: Path, names: Sequence[str], needed: Sequence[str] | None, reading: Reading
 ) -> dict[str, list[Any]]:
     tab = "\t" if path.suffix.lower() == ".tsv" else ""
     with own(path, "a CSV file"):
-        delimiter, encoding, header = written(path, how.delimiter or tab, how.encoding)
+        delimiter, encoding, header = written(path, reading.delimiter or tab, reading.encoding)
         if not header:
             raise _empty(path)
         every = next(csv.reader([header], delimiter=delimiter)) if needed is None else needed
-        read = [*names, *every, *how.rename]
+        read = [*names, *every, *reading.rename]
         try:
             table = pyarrow.csv.read_csv(
                 path,
@@ -365,7 +365,9 @@ def _csv(
             )
         except (pyarrow.ArrowInvalid, UnicodeError) as error:
             raise _csv_error(path, encoding, error) from error
-        table = table.rename_columns([how.rename.get(name, name) for name in table.column_names])
+        table = table.rename_columns(
+            [reading.rename.get(name, name) for name in table.column_names]
+        )
         chosen = _chosen(path, table.column_names, names, needed)
         return {name: table.column(name).to_pylist() for name in chosen}
 
@@ -379,12 +381,12 @@ def _csv_error(path: Path, encoding: str, error: Exception) -> Exception:
 
 
 def _parquet(
-    path: Path, names: Sequence[str], needed: Sequence[str] | None, how: Reading
+    path: Path, names: Sequence[str], needed: Sequence[str] | None, reading: Reading
 ) -> dict[str, list[Any]]:
     with own(path, "a Parquet file"), pyarrow.parquet.ParquetFile(path) as file:
-        there = file.schema_arrow.names
-        renamed = [how.rename.get(name, name) for name in there]
+        columns = file.schema_arrow.names
+        renamed = [reading.rename.get(name, name) for name in columns]
         chosen = _chosen(path, renamed, names, needed)
-        places = {name: there[renamed.index(name)] for name in chosen}
+        places = {name: columns[renamed.index(name)] for name in chosen}
         table = file.read(columns=[*places.values()])
         return {name: table.column(place).to_pylist() for name, place in places.items()}

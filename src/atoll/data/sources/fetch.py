@@ -63,8 +63,8 @@ def registry(kind: str) -> dict[str, tuple[Group, ...]]:
 
 def folder() -> Path:
     """The folder of all data: ATOLL_DATA, else the user's cache folder."""
-    if given := os.environ.get("ATOLL_DATA"):
-        return Path(given).expanduser()
+    if path := os.environ.get("ATOLL_DATA"):
+        return Path(path).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "atoll"
 

@@ -135,15 +135,15 @@ def _patients(
     measured = _held(site)
     x = np.stack(columns, axis=1)
     x[:, ~measured] = 0  # not measured here; the layout says so
-    diagnoses = [DIAGNOSES.index(one.diagnosis) for one in PRESENTATIONS]
+    diagnoses = [DIAGNOSES.index(presentation.diagnosis) for presentation in PRESENTATIONS]
     return x, np.array(diagnoses, dtype=np.int64)[chosen]
 
 
 def _case_mix(site: Hospital, year: int) -> dict[str, float]:
     """The share of each diagnosis; the new one takes its share from both others."""
     new = site.new if year else 0.0
-    known = {"reflux": 1 - site.infarctions, "infarction": site.infarctions}
-    return {name: share * (1 - new) for name, share in known.items()} | {NEW: new}
+    shares = {"reflux": 1 - site.infarctions, "infarction": site.infarctions}
+    return {name: share * (1 - new) for name, share in shares.items()} | {NEW: new}
 
 
 def _held(site: Hospital) -> Array:

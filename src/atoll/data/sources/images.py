@@ -244,8 +244,8 @@ def tiny_imagenet(size: AtLeastOne = 32) -> Dataset:
 
 def _counted(path: Path, counts: tuple[int, ...], expected: tuple[int, ...]) -> None:
     if counts != expected:
-        here, total = (" + ".join(f"{n:,}" for n in several) for several in (counts, expected))
-        raise refused(path, f"holds {here} images, expected {total}")
+        actual, total = (" + ".join(f"{n:,}" for n in several) for several in (counts, expected))
+        raise refused(path, f"holds {actual} images, expected {total}")
 
 
 def digits_domains(fourth: Literal["mnist-m", "synthetic-digits"] = "mnist-m") -> Dataset:
@@ -314,10 +314,10 @@ def digits_public(
 
 
 def _shifted(
-    name: str, which: slice, how: tuple[float, float, int], seed: int, turn: int = 0
+    name: str, which: slice, shift: tuple[float, float, int], seed: int, turn: int = 0
 ) -> Dataset:
     """Some of scikit-learn's digits, each in one of the four shifts, no digit in two of them."""
-    plain, (degrees, noise, size) = digits(), how
+    plain, (degrees, noise, size) = digits(), shift
     stream = Stream.of(seed, "digits-shifted")
     plain = plain.only(stream.numpy().permutation(len(plain))[which])
     group = (np.arange(len(plain)) + turn) % len(SHIFTS)
@@ -418,8 +418,8 @@ def _complete(path: Path, parts: Parts, facts: Facts) -> bool:
     """Whether all images are there; refuse any other number than all or the known part."""
     counts = (len(parts.x_train), len(parts.x_test))
     if counts not in (facts.counts, facts.part):
-        known = [counted for counted in (facts.counts, facts.part) if any(counted)]
-        words = " or ".join(f"{train:,} + {test:,}" for train, test in known)
+        possible = [counted for counted in (facts.counts, facts.part) if any(counted)]
+        words = " or ".join(f"{train:,} + {test:,}" for train, test in possible)
         raise refused(path, f"holds {counts[0]:,} + {counts[1]:,} images, expected {words}")
     if parts.classes not in ((), facts.classes):
         raise refused(path, f"has classes {', '.join(parts.classes)}")

@@ -34,8 +34,8 @@ def exists(name: str) -> bool:
 
 def load(name: str) -> Split:
     """The split with this name."""
-    known = f"{__name__}.{name}" in sys.modules  # listing the folder takes time
-    if not known and name not in names():
+    loaded = f"{__name__}.{name}" in sys.modules  # listing the folder takes time
+    if not loaded and name not in names():
         return load_foreign(name, "atoll.splits", Split, "scenario.split", names())
     kind = importlib.import_module(f"{__name__}.{name}").SPLIT
     assert isinstance(kind, Split)
@@ -56,8 +56,8 @@ def options_of(values: Mapping[str, Any], where: str) -> Any:
         others = [other for other in names() if key in option_names(other)]
         if others:
             what = f"split '{name}' has no option '{key}'"
-            known = ", ".join(sorted(own - {"split"}))
-            remedy = f"remove it; '{name}' has {known}; '{key}' belongs to {', '.join(others)}"
+            listed = ", ".join(sorted(own - {"split"}))
+            remedy = f"remove it; '{name}' has {listed}; '{key}' belongs to {', '.join(others)}"
             raise UserError(what, where, remedy)
     return build(load(name).options, {k: v for k, v in values.items() if k != "split"}, where)
 
@@ -88,7 +88,7 @@ def _refuse_mixed_sites(dataset: Dataset, scenario: Scenario, split: str) -> Non
     group = dataset.group
     assert group is not None
     for id, periods in scenario.holdings.items():
-        rows = np.concatenate([np.append(one.train, one.valid) for one in periods])
+        rows = np.concatenate([np.append(period.train, period.valid) for period in periods])
         if len(np.unique(group[rows])) > 1:
             what = f"with split = '{split}' client {id} has images of several sites"
             raise UserError(what, "scenario", "use split = 'sites' or 'domains', or leave it out")

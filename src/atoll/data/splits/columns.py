@@ -53,13 +53,13 @@ def _common_first(order: Array, options: Options) -> tuple[Array, int]:
     """An order that begins with the common columns, and their number."""
     count = round(options.ratio * len(order))
     if options.common:
-        given = np.array(options.common, dtype=np.int64)
-        if len(np.unique(given)) < len(given) or not np.isin(given, order).all():
+        common = np.array(options.common, dtype=np.int64)
+        if len(np.unique(common)) < len(common) or not np.isin(common, order).all():
             raise partition.refusal(
                 f"common lists {list(options.common)}",
                 f"give some of the columns 0 to {len(order) - 1}, each of them once",
             )
-        order, count = np.concatenate([given, order[~np.isin(order, given)]]), len(given)
+        order, count = np.concatenate([common, order[~np.isin(order, common)]]), len(common)
     if count == 0:
         raise partition.refusal(
             f"ratio = {options.ratio:g} of {len(order)} columns leaves no common column",

@@ -56,8 +56,8 @@ def deal(dataset: Dataset, options: Options, seed: int) -> Scenario:
         )
         for kind, part in enumerate(tests[id]):
             partition.check_tests(id, dataset.classes[kind], len(part))
-    known = tuple((kind * options.stages) // classes for kind in range(classes))
-    return replace(scenario, tests=tests, tasks=tuple(dataset.classes), known_at=known)
+    starts = tuple((kind * options.stages) // classes for kind in range(classes))
+    return replace(scenario, tests=tests, tasks=tuple(dataset.classes), known_at=starts)
 
 
 SPLIT = Split(Options, deal)

@@ -60,8 +60,8 @@ def _by_row(
     parts = []
     for stage in range(len(layout.stages) or 1):
         take = partition.by_class(dataset.strata, draws(stage).numpy())
-        mine = rows[layout.stage[rows] == stage]
-        parts.append(partition.cut(mine, options.train, options.valid, take))
+        chosen = rows[layout.stage[rows] == stage]
+        parts.append(partition.cut(chosen, options.train, options.valid, take))
     return parts
 
 

@@ -33,10 +33,10 @@ def deal(dataset: Dataset, options: Options, seed: int) -> Scenario:
     test_share = 1 - options.train - options.valid
     holdings: list[list[Holding]] = []
     tests: list[list[Array]] = []
-    for id, mine in zip(ids, groups, strict=True):
+    for id, all_rows in zip(ids, groups, strict=True):
         every = []
         for number, name in enumerate(dataset.stages):
-            rows = mine[dataset.stage[mine] == number]
+            rows = all_rows[dataset.stage[all_rows] == number]
             if not len(rows):
                 what = f"client '{id}' has no rows for stage '{name}'"
                 raise partition.refusal(
@@ -47,7 +47,7 @@ def deal(dataset: Dataset, options: Options, seed: int) -> Scenario:
             valid, train = take(pool, round(options.valid * len(rows)))
             every.append(partition.Parts(train, valid, test))
         if dataset.people is not None:
-            every = _by_person(dataset, mine, options, stream.child(id, "people"))
+            every = _by_person(dataset, all_rows, options, stream.child(id, "people"))
         holdings.append([Holding(part.train, part.valid, partition.NONE) for part in every])
         tests.append([part.test for part in every])
     return partition.build_scenario(

@@ -70,14 +70,14 @@ def _check(dataset: Dataset, options: Options) -> None:
 
 def _drawn_tasks(dataset: Dataset, options: Options, test: Array) -> list[tuple[int, ...]]:
     """The classes of each task, drawn from those that have test rows, in the order of names."""
-    known = sorted(np.unique(dataset.strata[test]).tolist(), key=lambda kind: dataset.classes[kind])
-    if options.task_classes > len(known):
+    kinds = sorted(np.unique(dataset.strata[test]).tolist(), key=lambda kind: dataset.classes[kind])
+    if options.task_classes > len(kinds):
         raise partition.refusal(
-            f"a task of {options.task_classes} classes cannot be drawn from {len(known)}",
+            f"a task of {options.task_classes} classes cannot be drawn from {len(kinds)}",
             "lower task_classes",
         )
-    draws = task_draws(len(known), options.task_classes, options.clients * options.stages)
-    return [tuple(known[place] for place in draw) for draw in draws]
+    draws = task_draws(len(kinds), options.task_classes, options.clients * options.stages)
+    return [tuple(kinds[place] for place in draw) for draw in draws]
 
 
 def task_draws(classes: int, size: int, tasks: int) -> list[tuple[int, ...]]:
@@ -90,14 +90,14 @@ def task_draws(classes: int, size: int, tasks: int) -> list[tuple[int, ...]]:
 def task_allocation(clients: int, tasks_each: int, seed: int) -> list[list[int]]:
     """The tasks of each client in its order, as FedSeIT allocates them."""
     names = sorted(range(clients * tasks_each), key=str)  # file names sort as text: 0, 1, 10, 2
-    taken: set[int] = set()
+    used: set[int] = set()
     sequences = []
     for client in range(clients):
         order = list(names)
         random.Random(client * seed + 5).shuffle(order)
-        mine = [task for task in order if task not in taken][:tasks_each]
-        taken.update(mine)
-        sequences.append(mine)
+        tasks = [task for task in order if task not in used][:tasks_each]
+        used.update(tasks)
+        sequences.append(tasks)
     return sequences
 
 
@@ -109,10 +109,10 @@ def task_rows(rows: Array, labels: Array, tasks: Sequence[Sequence[int]]) -> lis
     pieces: list[list[Array]] = [[] for _ in tasks]
     for kind in sorted({kind for task in tasks for kind in task}):
         takers = [number for number, task in enumerate(tasks) if kind in task]
-        mine = rows[labels[rows] == kind]
-        size = len(mine) // len(takers)
+        members = rows[labels[rows] == kind]
+        size = len(members) // len(takers)
         borders = [size * number for number in range(1, len(takers))]
-        for taker, piece in zip(takers, np.split(mine, borders), strict=True):
+        for taker, piece in zip(takers, np.split(members, borders), strict=True):
             pieces[taker].append(piece)
     return [np.sort(np.concatenate(parts)) for parts in pieces]
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.core.errors import UserError
-from atoll.core.record import disk_errors, write_whole
+from atoll.core.integrity import read_json
+from atoll.core.record import write_whole
 
 __all__ = ["Answered"]
 
@@ -23,14 +24,9 @@ class Answered:
         """Read what `add` wrote; an empty one where there is no file."""
         if not path.exists():
             return cls(path)
-        with disk_errors(path):
-            content = path.read_bytes()
-        try:
-            body = json.loads(content)
-            return cls(path, dict(body["digests"]), int(body["repeats"]))
-        except (ValueError, KeyError, TypeError) as error:
-            what = "the list of answered rounds is damaged"
-            raise UserError(what, str(path), "restore it from a copy") from error
+        what = "the list of answered rounds is damaged"
+        error = UserError(what, str(path), "restore it from a copy")
+        return read_json(path, lambda b: cls(path, dict(b["digests"]), int(b["repeats"])), error)
 
     def other(self, key: str, digest: str) -> bool:
         """Whether this request was answered before, but with other weights."""

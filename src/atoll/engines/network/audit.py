@@ -123,12 +123,8 @@ def _of_layer(
     ends = torch.nn.functional.normalize(read, dim=1)
     if not len(units):
         return torch.zeros(len(inputs), dtype=torch.bool)
-    return _alone(units, ends) | _by_pairs(units, ends)
-
-
-def _alone(units: Tensor, ends: Tensor) -> Tensor:
-    """Rows that a single unit reveals."""
-    return ((ends @ units.T).square().amax(1)) >= 1 - TOLERANCE**2
+    by_one = (ends @ units.T).square().amax(1) >= 1 - TOLERANCE**2
+    return by_one | _by_pairs(units, ends)
 
 
 def _by_pairs(units: Tensor, ends: Tensor) -> Tensor:

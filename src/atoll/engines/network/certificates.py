@@ -19,8 +19,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from atoll.core.errors import UserError
 
 __all__ = [
-    "CLIENT",
-    "SERVER",
     "Signer",
     "common_name",
     "fingerprint",
@@ -49,11 +47,11 @@ def new_key() -> Any:
 def key_pem(key: Any, passphrase: str = "") -> bytes:
     """A private key in PEM, encrypted if there is a passphrase."""
     if not passphrase:
-        how: Any = serialization.NoEncryption()
+        encryption: Any = serialization.NoEncryption()
     else:
-        how = serialization.BestAvailableEncryption(passphrase.encode())
+        encryption = serialization.BestAvailableEncryption(passphrase.encode())
     pem: bytes = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, how
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
     )
     return pem
 

@@ -12,9 +12,8 @@ from pydantic import TypeAdapter
 
 from atoll import methods
 from atoll.compute.deterministic import deterministic_torch
-from atoll.core.integrity import damaged
+from atoll.core.integrity import read_json
 from atoll.core.messages import Tensors
-from atoll.core.record import disk_errors
 from atoll.engines.local import local_engine
 from atoll.engines.network import ranges
 from atoll.engines.network.contract import Contract, RefusedError
@@ -129,11 +128,5 @@ def read_release(home: Path) -> tuple[str, Release] | None:
     path = home / RELEASE
     if not path.exists():
         return None
-    with disk_errors(path):
-        content = path.read_bytes()
-    try:
-        body = json.loads(content)
-        leaves = TypeAdapter(Release).validate_python(body["release"])
-        return str(body["request"]), leaves
-    except (ValueError, KeyError, TypeError) as error:
-        raise damaged(path) from error
+    parse = TypeAdapter(Release).validate_python
+    return read_json(path, lambda body: (str(body["request"]), parse(body["release"])))

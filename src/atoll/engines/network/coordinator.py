@@ -140,12 +140,12 @@ class _Serving:
         while True:
             if self.stopping():
                 raise InterruptedRunError
-            here, all_sites = self._here(), self.kit.sites  # who is revoked is not waited for
+            connected, all_sites = self._here(), self.kit.sites  # who is revoked is not waited for
             waited = time.monotonic() - began
-            enough = len(here) >= self.quorum and waited > self.terms.patience
-            if len(here) == len(all_sites) or enough:
-                return here
-            missing = [name for name in all_sites if name not in here]
+            enough = len(connected) >= self.quorum and waited > self.terms.patience
+            if len(connected) == len(all_sites) or enough:
+                return connected
+            missing = [name for name in all_sites if name not in connected]
             self.tell(f"waiting for {len(missing)} of {len(all_sites)}", self._views())
             time.sleep(0.5)
 
@@ -275,22 +275,22 @@ class _Serving:
 
     def _over(self, ended: Mapping[str, Any]) -> bool:
         """Whether the run is over; raises errors that another job cannot fix."""
-        how = ended.get("ended", "")
-        if how == "done":
+        outcome = ended.get("ended", "")
+        if outcome == "done":
             return True
-        if how == "mistake":
+        if outcome == "mistake":
             what, where, remedy = (str(ended[k]) for k in ("what", "where", "remedy"))
             raise UserError(what, where, remedy, int(ended["exit_code"]))
-        if how == "failed":
+        if outcome == "failed":
             raise ClientFailedError(ended["client"], ended["action"], ended["reason"])
-        if how == "refused":
+        if outcome == "refused":
             raise BadMessageError(ended["sender"], ended["reason"])
-        if how == "fault":
+        if outcome == "fault":
             raise RuntimeError(str(ended["what"]))
-        if how == "stopped" and self.stopping():
+        if outcome == "stopped" and self.stopping():
             raise InterruptedRunError
         self.lost = self._lost(ended)
-        if how != "stopped":
+        if outcome != "stopped":
             self.tell(f"{self.lost}; going on from the last checkpoint", self._views())
         return False
 

@@ -15,10 +15,8 @@ from typing import Any, Literal
 
 __all__ = [
     "ACK",
-    "CHILD_TOPICS",
     "DATA",
     "ERROR",
-    "HANDLERS",
     "JOB",
     "PROCESSES",
     "REFUSED_HANDLERS",
@@ -177,12 +175,12 @@ TYPES = frozenset({
 def classified(process: Process, channel: str, topic: str) -> bool:
     """Whether a registered handler is in one of the two tables; `*` takes all of its channel."""
     rows = {(key[0].removeprefix(f"{STREAM}/"), key[1]) for key in HANDLERS[process]}
-    known = rows | REFUSED_HANDLERS
+    handlers = rows | REFUSED_HANDLERS
     if process == "client":
-        known |= {("admin", name) for name in SERVER_TOPICS | CHILD_TOPICS}
+        handlers |= {("admin", name) for name in SERVER_TOPICS | CHILD_TOPICS}
     if topic == "*":
         return channel in {key[0] for key in rows} or (channel, topic) in REFUSED_HANDLERS
-    return (channel, topic) in known
+    return (channel, topic) in handlers
 
 
 @dataclass(frozen=True)

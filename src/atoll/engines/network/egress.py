@@ -141,8 +141,8 @@ def audited(store: Path) -> list[Line]:
         raise UserError("no egress log here", str(path), remedy)
     logged = list(lines(path))
     if mirror:
-        there = logged[end.lines - 1].hash if 0 < end.lines <= len(logged) else ""
-        mirror.check(path, len(logged), there, end)
+        mark = logged[end.lines - 1].hash if 0 < end.lines <= len(logged) else ""
+        mirror.check(path, len(logged), mark, end)
     return logged
 
 
@@ -176,18 +176,18 @@ class EgressLog:
         """Read the log while no other process writes."""
         self._mend()
         mirror = self._mirror
-        known, there = mirror.read() if mirror else End(), ""
+        end, mark = mirror.read() if mirror else End(), ""
         for line in lines(self.path):
             self.count, self.last = self.count + 1, line.hash
             self._sums[line.run] = self._sums.get(line.run, 0) + line.bytes
             self._count_refusal(line.bytes, line.words, line.action)
             self._spend(line.bytes, Counted(line.data, line.rounds, line.epochs), line.action)
-            there = line.hash if self.count == known.lines else there
+            mark = line.hash if self.count == end.lines else mark
         self._size = self._length()
         if mirror:
             if self.count and not mirror.path.exists():
                 raise mirror.absent
-            mirror.check(self.path, self.count, there, known)
+            mirror.check(self.path, self.count, mark, end)
             mirror.write(self.end)
 
     @property
@@ -246,8 +246,8 @@ class EgressLog:
     ) -> None:
         """Log an answer, or a repeated one, before it leaves."""
         place = f"at stage {moment.stage + 1}, round {moment.round + 1}"
-        how = "answered again" if again else "answered"
-        words = f"{how} '{action}' {place}: {packet.size:,} bytes, {_contents(packet)}"
+        verb = "answered again" if again else "answered"
+        words = f"{verb} '{action}' {place}: {packet.size:,} bytes, {_contents(packet)}"
         digest = _digest(packet.header + packet.block)
         self._add(run, words, action, packet.size, digest, counted)
 

@@ -21,8 +21,8 @@ def _said() -> tuple[str, str]:
     setting = os.environ.get("ATOLL_REHEARSAL", "")
     if setting.startswith("@"):
         setting = Path(setting[1:]).read_text().strip()
-    how, _, amount = setting.partition("=")
-    return how, amount
+    kind, _, amount = setting.partition("=")
+    return kind, amount
 
 
 def _copied(packet: Packet, folder: Path) -> None:
@@ -33,20 +33,20 @@ def _copied(packet: Packet, folder: Path) -> None:
 
 def spoilt(packet: Packet) -> Packet:
     """The packet, corrupted if this site rehearses that."""
-    how, amount = _said()
-    if how == "slow":
+    kind, amount = _said()
+    if kind == "slow":
         time.sleep(float(amount))
-    if how == "copy":
+    if kind == "copy":
         _copied(packet, Path(amount))
-    if how in ("", "slow", "copy"):
+    if kind in ("", "slow", "copy"):
         return packet
-    if how == "unreadable":
+    if kind == "unreadable":
         return dataclasses.replace(packet, block=b"these are no tensors")
     tensors = load(packet.block)
     name = min((n for n, tensor in tensors.items() if tensor.is_floating_point()), default="")
     if not name:
         return packet
-    if how == "times":  # a lie of the right form: finite numbers, far too large
+    if kind == "times":  # a lie of the right form: finite numbers, far too large
         grown = {n: t * float(amount) for n, t in tensors.items() if t.is_floating_point()}
         return dataclasses.replace(packet, block=save(tensors | grown))
     one = tensors[name]
@@ -57,4 +57,4 @@ def spoilt(packet: Packet) -> Packet:
         "large": {name: torch.cat([one] * 10)},
         "unknown": {"slipped in": torch.zeros(1)},
     }
-    return dataclasses.replace(packet, block=save(tensors | changes[how]))
+    return dataclasses.replace(packet, block=save(tensors | changes[kind]))

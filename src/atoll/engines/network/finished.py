@@ -10,8 +10,9 @@ import numpy as np
 
 from atoll.core.errors import UserError
 from atoll.core.federation import Moment
+from atoll.core.integrity import read_json
 from atoll.core.messages import Packet
-from atoll.core.record import FILES, Record, disk_errors, write_whole
+from atoll.core.record import FILES, Record, write_whole
 from atoll.engines.network.requests import Finish
 from atoll.runs.parts import Parts
 from atoll.runs.recipe import write_recipe
@@ -30,13 +31,10 @@ def _read(home: Path) -> tuple[str, list[int]] | None:
     path = home / END
     if not path.exists():
         return None
-    with disk_errors(path):
-        content = path.read_bytes()
-    try:
-        body = json.loads(content)
-        return str(body["request"]), [int(n) for n in body["place"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError("a file is damaged", str(path), "restore it from a copy") from error
+    error = UserError("a file is damaged", str(path), "restore it from a copy")
+    return read_json(
+        path, lambda body: (str(body["request"]), [int(n) for n in body["place"]]), error
+    )
 
 
 def other_end(home: Path, packet: Packet) -> str:

@@ -141,8 +141,8 @@ class Guard:
     def _wrap(owner: type, name: str, work: Callable[..., Any]) -> None:
         original = getattr(owner, name)
 
-        def wrapped(self: Any, *arguments: Any, **named: Any) -> Any:
-            return work(original, self, *arguments, **named)
+        def wrapped(self: Any, *arguments: Any, **kwargs: Any) -> Any:
+            return work(original, self, *arguments, **kwargs)
 
         wrapped.__name__ = wrapped.__qualname__ = name
         setattr(owner, name, wrapped)
@@ -288,8 +288,8 @@ class Guard:
         self._say(f"refused {topic[:80]} from {sender[:80]}: {reason}")
         return new_cell_message({}, error_reply(f"refused: {reason}"))
 
-    def _remember_server(self, original: Any, server: Any, *arguments: Any, **named: Any) -> None:
-        original(server, *arguments, **named)
+    def _remember_server(self, original: Any, server: Any, *arguments: Any, **kwargs: Any) -> None:
+        original(server, *arguments, **kwargs)
         self.server = server
 
     def _launch(self, original: Any, launcher: Any, job_meta: Any, fl_ctx: Any) -> Any:

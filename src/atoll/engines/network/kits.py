@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import UserError
+from atoll.core.integrity import read_json
 from atoll.core.options import AtLeastOne, build
 from atoll.core.record import disk_errors, write_whole
 from atoll.core.storage import read_toml
@@ -76,14 +77,9 @@ class Kit:
         path = self.folder / "kit.json"
         if not path.exists():
             raise self._absent()
-        with disk_errors(path):
-            content = path.read_bytes()
-        try:
-            about = dict(json.loads(content))
-            return {"name": str(about["name"]), "server": str(about["server"]),
-                    "port": int(about["port"])}  # fmt: skip
-        except (ValueError, TypeError, KeyError) as error:
-            raise UserError("the kit is damaged", str(path), "ask for a new kit") from error
+        kinds = {"name": str, "server": str, "port": int}
+        error = UserError("the kit is damaged", str(path), "ask for a new kit")
+        return read_json(path, lambda kit: {key: kinds[key](kit[key]) for key in kinds}, error)
 
     def _absent(self) -> UserError:
         """The error for a folder that is not a kit, or that lacks the owner's answer."""
@@ -115,15 +111,10 @@ class Kit:
     @property
     def sites(self) -> list[str]:
         """The coordinator's list of the sites that may take part, sorted."""
-        with disk_errors(self.folder):
-            content = (self.folder / "sites.json").read_bytes()
-        try:
-            return sorted(map(str, json.loads(content)["sites"]))
-        except (ValueError, TypeError, KeyError) as error:
-            raise UserError(
-                "the list of sites is damaged", str(self.folder / "sites.json"),
-                "remove it, then use atoll network init",
-            ) from error  # fmt: skip
+        path = self.folder / "sites.json"
+        remedy = "remove it, then use atoll network init"
+        error = UserError("the list of sites is damaged", str(path), remedy)
+        return read_json(path, lambda body: sorted(map(str, body["sites"])), error)
 
     @property
     def _certificate(self) -> Any:
@@ -204,8 +195,8 @@ class Kit:
             if purpose not in certificates().purposes_of(self._read(path)):
                 what = f"the certificate of {self.name} does not say that it is for a {purpose}"
                 raise UserError(what, str(path), self._renewal)
-        named = certificates().for_host(self._certificate, encode_host(self.server))
-        if self.name == COORDINATOR and not named:
+        matches = certificates().for_host(self._certificate, encode_host(self.server))
+        if self.name == COORDINATOR and not matches:
             what = f"the certificate of {self.name} does not name the host {self.server}"
             raise UserError(what, str(self._file(".crt")), self._renewal)
 
@@ -215,9 +206,11 @@ def untimely(begins: datetime, ends: datetime) -> str:
     now = datetime.now(UTC)
     if begins <= now < ends:
         return ""
-    how = f"ended on {ends:%Y-%m-%d}" if ends <= now else f"is not valid before {begins:%Y-%m-%d}"
+    reason = (
+        f"ended on {ends:%Y-%m-%d}" if ends <= now else f"is not valid before {begins:%Y-%m-%d}"
+    )
     valid = f"it is valid from {begins:%Y-%m-%d %H:%M} to {ends:%Y-%m-%d %H:%M}"
-    return f"{how}: {valid}, and the clock here says {now:%Y-%m-%d %H:%M}, all in UTC"
+    return f"{reason}: {valid}, and the clock here says {now:%Y-%m-%d %H:%M}, all in UTC"
 
 
 def init(
@@ -235,18 +228,18 @@ def init(
         if by_request:
             mark.touch()
     ours = (COORDINATOR,) if mark.exists() else (COORDINATOR, *project.sites)
-    there = [name for name in ours if (out / name).exists() or signed_file(out, name).exists()]
-    changes["new"] = [name for name in ours if name not in there]
+    existing = [name for name in ours if (out / name).exists() or signed_file(out, name).exists()]
+    changes["new"] = [name for name in ours if name not in existing]
     if changes["new"]:
         _issue(project, out, changes["new"], run)
     changes["awaited"] = [
         name for name in project.sites if name not in ours and not signed_file(out, name).exists()
     ]
-    known = Kit(out / COORDINATOR)
-    before = known.sites if (known.folder / "sites.json").exists() else []
+    coordinator = Kit(out / COORDINATOR)
+    before = coordinator.sites if (coordinator.folder / "sites.json").exists() else []
     changes["revoked"] = [name for name in before if name not in project.sites]
     body = json.dumps({"sites": sorted(project.sites)}).encode()
-    write_whole(known.folder / "sites.json", body)
+    write_whole(coordinator.folder / "sites.json", body)
     return changes
 
 

@@ -16,17 +16,17 @@ def foreign_names(values: Mapping[str, Any]) -> list[tuple[Group, str]] | None:
     scenario, models = values.get("scenario", {}), values.get("models", [])
     if not isinstance(scenario, Mapping) or not isinstance(models, list):
         return None
-    named: list[tuple[Group, Any]] = [
+    names: list[tuple[Group, Any]] = [
         ("atoll.methods", _name(values.get("method", ""))),
         ("atoll.datasets", _name(values.get("data", {}))),
         ("atoll.datasets", _name(values.get("public", {}))),
         ("atoll.models", _name(values.get("model", {}))),
         ("atoll.splits", scenario.get("split", "")),
-        *[("atoll.models", one) for one in models],
+        *[("atoll.models", model) for model in models],
     ]
-    if not all(isinstance(name, str) for _, name in named):
+    if not all(isinstance(name, str) for _, name in names):
         return None
-    return [(group, name) for group, name in named if name and is_foreign(name, group)]
+    return [(group, name) for group, name in names if name and is_foreign(name, group)]
 
 
 def _name(table: Any) -> Any:

@@ -29,7 +29,7 @@ from atoll.core.errors import (
     printable,
 )
 from atoll.core.federation import Moment
-from atoll.core.integrity import damaged
+from atoll.core.integrity import read_json
 from atoll.core.messages import Packet
 from atoll.core.record import (
     Exclusion,
@@ -168,8 +168,8 @@ class Outpost:
     @collab.publish  # type: ignore[untyped-decorator]
     def ping(self) -> dict[str, Any]:
         """The current work of this site."""
-        known = self._gate is not None and not _stranger("ping")
-        return {"doing": self._gate.doing if self._gate and known else ""}
+        allowed = self._gate is not None and not _stranger("ping")
+        return {"doing": self._gate.doing if self._gate and allowed else ""}
 
     def _reply(self, action: str, work: Callable[[Gate], dict[str, Any] | None]) -> Reply:
         if self._gate is None:
@@ -325,17 +325,14 @@ def _parties(
             f"{len(sites)} sites for a run with {len(clients)} clients", "the run's scenario",
             "let the run have as many clients as the project has sites",
         )  # fmt: skip
-    named = sorted(sites)
-    return {id: Party(name, id, proxies.get(name)) for name, id in zip(named, clients, strict=True)}
+    names = sorted(sites)
+    return {id: Party(name, id, proxies.get(name)) for name, id in zip(names, clients, strict=True)}
 
 
 def _agreed(path: Path) -> dict[str, Any]:
     """What the sites have agreed on for this run, and the fingerprints of their tables."""
-    try:
-        body = json.loads(path.read_bytes())
-        return {"plan": TypeAdapter(Plan).validate_python(body["plan"]), "data": dict(body["data"])}
-    except (ValueError, KeyError, TypeError) as error:
-        raise damaged(path) from error
+    parse = TypeAdapter(Plan).validate_python
+    return read_json(path, lambda body: {"plan": parse(body["plan"]), "data": dict(body["data"])})
 
 
 def _on_own_tables(engine: Remote, run: str, folder: Path) -> tuple[Parts, Record]:

@@ -33,8 +33,8 @@ def data_key(config: RunConfig) -> str:
 
 def own_table(client: str, config: RunConfig) -> OwnTable:
     """The table that a site's own file names."""
-    given = {key: value for key, value in config.data.items() if key != "name"}
-    return OwnTable(client, **given)
+    options = {key: value for key, value in config.data.items() if key != "name"}
+    return OwnTable(client, **options)
 
 
 def own_parts(
@@ -46,5 +46,5 @@ def own_parts(
     dataset = table.dataset(plan)
     refuse_labels(dataset, config)
     dealt_parts = split(dataset, config.scenario_options(), config.seed, config.split)
-    here = only_here(dealt_parts, plan, client, clients, dataset.x.shape[1])
-    return Parts(config, dataset, here)
+    scenario = only_here(dealt_parts, plan, client, clients, dataset.x.shape[1])
+    return Parts(config, dataset, scenario)

@@ -27,7 +27,7 @@ from atoll.engines.network.deny import Route
 from atoll.engines.network.listed import Listed
 from atoll.engines.network.notices import Notices
 
-__all__ = ["SECOND", "Presence", "answer_beside", "certificate_name"]
+__all__ = ["Presence", "answer_beside", "certificate_name"]
 
 SECOND = "a site of this name is connected already"
 AGAIN_SECONDS = 600.0  # after which the same notice is written again
@@ -98,8 +98,8 @@ class Presence:
         connection.sfm_endpoint = SfmEndpoint(endpoint)
         return None
 
-    def refusal(self, route: Route, connection: Any, known: bool) -> str:
-        """Why a message of a site is not heard; `known` says that it has the site's token."""
+    def refusal(self, route: Route, connection: Any, has_token: bool) -> str:
+        """Why a message of a site is not heard; `has_token` says that it has the site's token."""
         if not route.certificate or "@" in route.certificate:
             return ""
         reason = self.listed.refusal(route.certificate)
@@ -110,7 +110,7 @@ class Presence:
             beside = getattr(connection, "atoll_beside", None)
             if beside is None:
                 return ""
-            if known or beside.first is None:
+            if has_token or beside.first is None:
                 del connection.atoll_beside
                 connection.atoll_original(beside.manager, beside.connection, dict(beside.data))
                 return ""

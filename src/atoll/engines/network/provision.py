@@ -1,7 +1,7 @@
 """The authority of a project: NVFlare writes the settings of all parties, we sign certificates."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -13,7 +13,7 @@ from nvflare.lighter.impl import static_file, workspace
 from nvflare.lighter.spec import Builder
 
 from atoll.core.errors import UserError
-from atoll.core.integrity import damaged
+from atoll.core.integrity import damaged, read_json
 from atoll.core.record import disk_errors, write_whole
 from atoll.engines.network.certificates import Signer, key_pem, new_key
 
@@ -65,13 +65,9 @@ class Authority:
         """The authority's own key; a new one where there is none yet."""
         path = self._state
         if path.exists():
-            with disk_errors(path):
-                content = path.read_bytes()
-            try:
-                body: Mapping[str, str] = json.loads(content)
-                return Signer.read(body["root_cert"], body["root_pri_key"])
-            except (ValueError, TypeError, KeyError) as error:
-                raise damaged(path, "put back a copy of the authority's folder") from error
+            error = damaged(path, "put back a copy of the authority's folder")
+            read = Signer.read
+            return read_json(path, lambda b: read(b["root_cert"], b["root_pri_key"]), error)
         signer = Signer.new(self.project, self.days)
         stored = {"root_cert": signer.pem.decode(), "root_pri_key": key_pem(signer.key).decode()}
         with disk_errors(path):

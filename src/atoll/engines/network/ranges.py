@@ -23,13 +23,10 @@ __all__ = [
     "DEFAULTS",
     "METRIC",
     "SIZES",
-    "Limit",
-    "Limits",
     "check_limits",
     "drafted",
     "inside",
     "known",
-    "limits_of",
     "metric_violation",
     "violation",
     "words",
@@ -126,18 +123,18 @@ def limits_of(options: Mapping[str, Limits], config: RunConfig) -> dict[str, Lim
     """
     own = options.get(str(config.method["name"]), {})
     pinned = usual(config) if own else {}
-    given = values_of(config)
-    rest = {name: {"one_of": [pinned[name]]} for name in given if name in pinned}
-    sizes = {} if own else {n: v for n, v in SIZES.items() if n in given}
-    unnamed = [name for name in given if name not in pinned] if own else _reading(config)
+    values = values_of(config)
+    rest = {name: {"one_of": [pinned[name]]} for name in values if name in pinned}
+    sizes = {} if own else {n: v for n, v in SIZES.items() if n in values}
+    unnamed = [name for name in values if name not in pinned] if own else _reading(config)
     rest |= {name: {"one_of": []} for name in unnamed}
-    return {**rest, **sizes, **{n: v for n, v in DEFAULTS.items() if n in given}, **own}
+    return {**rest, **sizes, **{n: v for n, v in DEFAULTS.items() if n in values}, **own}
 
 
 def _reading(config: RunConfig) -> list[str]:
     """The options of a run that say how a site reads its own file."""
-    named = config.data if "files" in config.data else {}
-    return [f"data.{name}" for name in named if name not in (*OWN_DATA, *ANY_RUN)]
+    options = config.data if "files" in config.data else {}
+    return [f"data.{name}" for name in options if name not in (*OWN_DATA, *ANY_RUN)]
 
 
 def violation(
@@ -147,9 +144,9 @@ def violation(
 
     `trusted`: full names of options that the site has set itself.
     """
-    limits, given = limits_of(options, config), values_of(config)
-    for name in sorted(given.keys() - set(trusted)):
-        value, limit = given[name], limits.get(name)
+    limits, values = limits_of(options, config), values_of(config)
+    for name in sorted(values.keys() - set(trusted)):
+        value, limit = values[name], limits.get(name)
         if value is None:
             continue
         if limit is not None and not _within(value, limit):
@@ -229,10 +226,10 @@ def check_limits(options: Mapping[str, Any], allowed: tuple[str, ...], plugins: 
             raise UserError(what, where, nearest(method, allowed))
         if not isinstance(limits, Mapping):
             raise UserError("limits that are not a table", where, 'write "method.rate" = 0.01')
-        named = known(method)
+        names = known(method)
         for name, limit in limits.items():
-            if name not in named and not str(name).startswith(free):
-                raise UserError(f"unknown option '{name}'", where, nearest(name, named))
+            if name not in names and not str(name).startswith(free):
+                raise UserError(f"unknown option '{name}'", where, nearest(name, names))
             _check_limit(limit, f"{where} {name}")
 
 
@@ -259,8 +256,8 @@ def _check_limit(limit: Limit, where: str) -> None:
 
 def drafted(config: RunConfig) -> dict[str, Limit]:
     """Limits that allow this run, with fewer rounds too, and no other options."""
-    given, plain = values_of(config), usual(config)
-    chosen = {n: v for n, v in given.items() if n in DEFAULTS or v != plain.get(n)}
+    values, plain = values_of(config), usual(config)
+    chosen = {n: v for n, v in values.items() if n in DEFAULTS or v != plain.get(n)}
     tables = {n: {"one_of": [v]} for n, v in chosen.items() if isinstance(v, Mapping)}
     regression = config.data.get("task") == "regression"
     chosen[METRIC] = metric_of(config.report_options().metric, regression)

@@ -66,9 +66,9 @@ class _Stage:
     authority: Path  # the folder with the key that signs
     processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
 
-    def spoil(self, site: str, how: str) -> None:
+    def spoil(self, site: str, fault: str) -> None:
         """Let this site corrupt its answers from now on."""
-        (self.folder / f"{site}.spoil").write_text(how)
+        (self.folder / f"{site}.spoil").write_text(fault)
 
     def join(self, site: str) -> None:
         """Start a site."""
@@ -183,30 +183,30 @@ def _staged(
 ) -> Iterator[tuple[_Stage, str]]:
     """Copies of the real kits; new ones for localhost where not all of them can be used here."""
     folder.mkdir(parents=True)
-    here, names = folder / "kits", (COORDINATOR, *about.sites)
+    copies, names = folder / "kits", (COORDINATOR, *about.sites)
     whole = all((kits / name).exists() for name in names)
     copied = whole and _is_here(about.server)
     if copied:
         for name in names:
             ignored = shutil.ignore_patterns("store", "work", "*.log", "*.txt", "*-*-*-*-*")
-            shutil.copytree(kits / name, here / name, ignore=ignored)
+            shutil.copytree(kits / name, copies / name, ignore=ignored)
         words, authority = "copies of the real ones", kits / "authority"
     else:
         own = folder / "project.toml"
         values = {"name": about.name, "port": about.port, "sites": list(about.sites)}
         own.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
-        init(own, here, config)
+        init(own, copies, config)
         for name in (name for name in about.sites if (kits / name).exists()):
-            shutil.copy(kits / name / "site.toml", here / name / "site.toml")
+            shutil.copy(kits / name / "site.toml", copies / name / "site.toml")
         reason = f"{about.server} is not this machine" if whole else "sites have their own keys"
         words = f"made for localhost, since {reason}"
-        authority = here / "authority"
+        authority = copies / "authority"
     (folder / "run.toml").write_text(to_toml(config))
     state = authority / about.name / "state"
-    stage = _Stage(folder, config, here, sorted(about.sites), state)
+    stage = _Stage(folder, config, copies, sorted(about.sites), state)
     try:
         for site in stage.sites:
-            _extend_budgets(here / site / "site.toml")
+            _extend_budgets(copies / site / "site.toml")
             stage.spoil(site, "")
             stage.join(site)
         yield stage, words
@@ -318,14 +318,14 @@ def _expired(stage: _Stage, twin: bytes) -> Item:
     outdate(old, key)
     try:
         Kit(old).check()
-        here = "NOT found out at the site"
+        at_site = "NOT found out at the site"
     except UserError:
-        here = "found out at the site"
+        at_site = "found out at the site"
     stage.serve("expired")
-    there = reachable(Kit(old)) if stage.begun("expired") else "no server"
+    at_server = reachable(Kit(old)) if stage.begun("expired") else "no server"
     passed, words = _same(stage, "expired", twin)
-    passed = passed and here.startswith("found") and "expired" in there
-    return Item(what, passed, f"{here}; {there or 'TAKEN by the server'}; the run {words}")
+    passed = passed and at_site.startswith("found") and "expired" in at_server
+    return Item(what, passed, f"{at_site}; {at_server or 'TAKEN by the server'}; the run {words}")
 
 
 def outdate(kit: Path, authority: Path) -> None:

@@ -90,8 +90,8 @@ class Remote:
 
     def agreement(self, run: str) -> Plan:
         """Let sites with own tables agree on columns; they send only hashes, types and levels."""
-        given = {key: value for key, value in self.config.data.items() if key != "name"}
-        options = build(TableOptions, given, "[data]")
+        values = {key: value for key, value in self.config.data.items() if key != "name"}
+        options = build(TableOptions, values, "[data]")
         offers = self._offers(run, self.present)
         self._narrowing = narrowing(offers, options)
         agreed = self._agreed(common(offers, options), offers)

@@ -125,8 +125,8 @@ def _appended(log: Path) -> Iterator[bool]:
 def _standing(kit: Kit, terms: Contract, end: End, appended: bool) -> list[str]:
     """What has left this site so far, how its log is kept, and what is spent of the budgets."""
     summary = f"{end.left:,} bytes have left in {end.lines:,} lines, which end in {end.hash}"
-    how = "can only be appended to" if appended else "is not append-only: not permitted here"
-    lines = [f"{kit.name}: {summary}; the log {how}"]
+    protection = "can only be appended to" if appended else "is not append-only: not permitted here"
+    lines = [f"{kit.name}: {summary}; the log {protection}"]
     budgets = {
         "rounds": terms.rounds_in_all,
         "epochs": terms.epochs_in_all,
@@ -223,15 +223,15 @@ class _Outside:
             self.note(f"{self.kit.name}: {notice.words}")
 
 
-def _joined(here: _Joined, tell: Callable[[str], None], stopping: Callable[[], bool]) -> None:
-    kit, status = here.kit, here.log.with_name("status.json")
+def _joined(joined: _Joined, tell: Callable[[str], None], stopping: Callable[[], bool]) -> None:
+    kit, status = joined.kit, joined.log.with_name("status.json")
     status.unlink(missing_ok=True)
     (kit.folder / STANDING).unlink(missing_ok=True)
-    process, outside = here.process(), _Outside(kit, here.note)
+    process, outside = joined.process(), _Outside(kit, joined.note)
     refused, reason, good = 0, "", -CALM_SECONDS
     try:
         while not stopping():
-            here.mirror.watch(here.log)
+            joined.mirror.watch(joined.log)
             outside.look()
             if time.monotonic() - good > CALM_SECONDS:
                 reason = reachable(kit)

@@ -38,8 +38,8 @@ def watch_server(path: Path) -> None:
     """Write down, at a site, what the server answers: whether the site is admitted, and when."""
     original: Callable[..., Any] = CoreCell.send_request
 
-    def send_request(cell: Any, channel: str, topic: str, *given: Any, **named: Any) -> Any:
-        reply = original(cell, channel, topic, *given, **named)
+    def send_request(cell: Any, channel: str, topic: str, *args: Any, **kwargs: Any) -> Any:
+        reply = original(cell, channel, topic, *args, **kwargs)
         if channel == CellChannel.SERVER_MAIN and topic in ASKED:
             code = reply.get_header(MessageHeaderKey.RETURN_CODE) if reply else "no answer"
             words = (reply.get_header(MessageHeaderKey.ERROR) if reply else "") or code

@@ -19,9 +19,9 @@ __all__ = ["sends_sums", "too_few", "unfit_sums"]
 
 def sends_sums(method: str, allowed: Collection[str] | None = None) -> bool:
     """Whether the clients of a method answer with sums over rows, by the allowed actions."""
-    known = actions(methods.load(method).client)
-    names = known if allowed is None else known.keys() & set(allowed)
-    return any(marked(kinds(known[name])[1], RowSums) for name in names)
+    available = actions(methods.load(method).client)
+    names = available if allowed is None else available.keys() & set(allowed)
+    return any(marked(kinds(available[name])[1], RowSums) for name in names)
 
 
 def too_few(reply: Any, moment: Moment, rows: Callable[[int], int]) -> str:

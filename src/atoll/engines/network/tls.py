@@ -58,7 +58,7 @@ class _Socket(ssl.SSLSocket):
             self.settimeout(HANDSHAKE_SECONDS)
             super().do_handshake(block)
             self.settimeout(before)
-            _look(super().getpeercert(binary_form=True), own.wanted)
+            _look(super().getpeercert(binary_form=True), own.purpose)
             self.greeted = True
         except OSError as error:
             words = getattr(error, "verify_message", "") or getattr(error, "reason", "")
@@ -69,18 +69,18 @@ class _Socket(ssl.SSLSocket):
 class _Context(ssl.SSLContext):
     """How connections are made: with which host they are, and what the other side must be."""
 
-    wanted = ""  # what the other side's certificate must be for
+    purpose = ""  # what the other side's certificate must be for
     host = ""  # that was called; empty at the end that is called
     tell: Callable[[str], None] = staticmethod(lambda line: None)
 
     def wrap_socket(
-        self, sock: socket.socket, server_side: bool = False, *rest: Any, **named: Any
+        self, sock: socket.socket, server_side: bool = False, *rest: Any, **kwargs: Any
     ) -> Any:
         """A connection to the one host that this is for; NVFlare does not say which."""
-        named["server_hostname"] = None if server_side else self.host
+        kwargs["server_hostname"] = None if server_side else self.host
         if server_side:
-            named["do_handshake_on_connect"] = False
-        return super().wrap_socket(sock, server_side, *rest, **named)
+            kwargs["do_handshake_on_connect"] = False
+        return super().wrap_socket(sock, server_side, *rest, **kwargs)
 
 
 def _look(content: bytes | None, purpose: str) -> None:
@@ -126,7 +126,7 @@ def client_context(
     """For connections to a coordinator at a host, with a site's certificate and key."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT, authority, pair, password)
     context.check_hostname = True
-    context.host, context.wanted, context.tell = host, "server", tell
+    context.host, context.purpose, context.tell = host, "server", tell
     return context
 
 
@@ -135,7 +135,7 @@ def server_context(
 ) -> ssl.SSLContext:
     """For connections of sites to the coordinator."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, authority, pair, password)
-    context.wanted, context.tell = "client", tell
+    context.purpose, context.tell = "client", tell
     return context
 
 

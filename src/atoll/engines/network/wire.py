@@ -51,13 +51,13 @@ def _secured(plain: socket.socket, params: dict[str, Any], name: str) -> tuple[A
 
 def connecting(elsewhere: Mapping[str, Sequence[str]] | None = None) -> None:
     """Let NVFlare connect over IPv6 too; `elsewhere` has the addresses to use for a host."""
-    known = dict(elsewhere or {})
+    addresses = dict(elsewhere or {})
 
     def connect(driver: Any, connector: Any) -> None:
         """As NVFlare's own, but for the socket."""
         driver.connector, params = connector, connector.params
         host, port = params[DriverParams.HOST.value], int(params[DriverParams.PORT.value])
-        sock, secure = _secured(open_connection(known.get(host, (host,)), port), params, host)
+        sock, secure = _secured(open_connection(addresses.get(host, (host,)), port), params, host)
         connection = SocketConnection(sock, connector, secure)
         driver.add_connection(connection)
         connection.read_loop()

@@ -25,6 +25,6 @@ def predict(predictor: Predictor, path: Path, out: Path, held_out: bool = False)
             chosen = held_out_rows(predictor, path, len(x), array_fingerprint(x))
         for start in range(0, len(chosen), PIECE):
             piece = chosen[start : start + PIECE]
-            known = None if labels is None else [labels[row] for row in piece]
-            writer.add([names[row] for row in piece], predictor.probabilities(x[piece]), known)
+            answers = None if labels is None else [labels[row] for row in piece]
+            writer.add([names[row] for row in piece], predictor.probabilities(x[piece]), answers)
     return writer.counts

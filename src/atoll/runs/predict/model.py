@@ -139,15 +139,15 @@ class Predictor:
             what = f"the word vectors '{bare.vectors.name}' are not those that the run read"
             raise UserError(what, "model.vectors", "bring back the file of that time")
         if self.site == SERVER:
-            part, mine = bare.server(), without("server", state)
+            part, own = bare.server(), without("server", state)
         else:
-            part, mine = bare.client(self.site), without(f"client/{self.site}", state)
+            part, own = bare.client(self.site), without(f"client/{self.site}", state)
         if not hasattr(part, "predict"):
             what = f"'{self.config.method['name']}' has no model to predict with"
             remedy = "its client needs final_model and predict: see docs/method.md"
             raise UserError(what, str(self.folder), remedy)
-        if mine:
-            part.restore(mine)
+        if own:
+            part.restore(own)
         elif part.state():
             raise UserError(
                 f"the model of '{self.site}' is not in this folder", str(self.folder),
@@ -249,8 +249,8 @@ def predictor_of(
         return dataclasses.replace(first, others=tuple(others))
     by_seed = {one.config.seed: one for one in (first, *others)}
     if seed not in by_seed:
-        known = ", ".join(str(number) for number in sorted(by_seed))
-        raise UserError(f"no run of seed {seed} in this folder", "--seed", f"possible: {known}")
+        seeds = ", ".join(str(number) for number in sorted(by_seed))
+        raise UserError(f"no run of seed {seed} in this folder", "--seed", f"possible: {seeds}")
     return by_seed[seed]
 
 
@@ -298,8 +298,8 @@ def ended_state(folder: Path) -> Tensors:
         remedy = f"continue it as it was started, for example atoll run --resume --out {folder}"
         raise UserError("the run has not ended", str(folder), remedy)
     tensors, head = read_checkpoint(folder)
-    known, saved = Run(folder).integrity.as_json(), head.get("files", {})
-    if any(saved[name] != known[name] for name in known.keys() & saved.keys()):
+    files, saved = Run(folder).integrity.as_json(), head.get("files", {})
+    if any(saved[name] != files[name] for name in files.keys() & saved.keys()):
         remedy = "restore the folder from one copy, or run it again in another folder"
         raise UserError("the checkpoint is not of this run's end", str(folder), remedy)
     return {name: torch.from_numpy(array) for name, array in tensors.items()}

@@ -100,11 +100,11 @@ def _describe(predictor: Predictor, path: Path) -> None:
     """Write what the model reads into its metadata, and a script that needs nothing else."""
     library = importlib.import_module("onnx")
     model = library.load(str(path))
-    recipe, how = predictor.recipe, preprocessing(predictor)
+    recipe, steps = predictor.recipe, preprocessing(predictor)
     names = []
     if "blocks" in recipe:
         names = [name for block in tables.blocks(predictor) for name in block.names]
-    described = {"classes": recipe["classes"], "columns": names, "preprocessing": how}
+    described = {"classes": recipe["classes"], "columns": names, "preprocessing": steps}
     values = {key: json.dumps(value) for key, value in described.items()}
     library.helper.set_model_props(model, values)
     write_whole(path, model.SerializeToString())
@@ -115,26 +115,26 @@ def _describe(predictor: Predictor, path: Path) -> None:
 def preprocessing(predictor: Predictor) -> dict[str, Any]:
     """How a file becomes the input of the graph; filling in and scaling are part of the graph."""
     recipe, data = predictor.recipe, predictor.config.data
-    how: dict[str, Any] = {
+    steps: dict[str, Any] = {
         "kind": predictor.kind,
         "delimiter": str(data.get("delimiter", "")),
         "encoding": str(data.get("encoding", "")),
         **({"task": "regression"} if recipe.get("task") == "regression" else {}),
     }
     if predictor.site == SERVER:
-        return how
-    how["shape"] = list(predictor.width)
+        return steps
+    steps["shape"] = list(predictor.width)
     if predictor.kind == "image":
         mean, deviation = colours(predictor.config.scale, recipe["shape"][0])
-        how |= {"mean": np.ravel(mean).tolist(), "deviation": np.ravel(deviation).tolist()}
+        steps |= {"mean": np.ravel(mean).tolist(), "deviation": np.ravel(deviation).tolist()}
     if predictor.kind == "text":
         rules = dataclasses.asdict(tables.rules_of(predictor))
-        how |= {"text": recipe["columns"][0], "words": recipe["words"], "rules": rules}
+        steps |= {"text": recipe["columns"][0], "words": recipe["words"], "rules": rules}
     if "blocks" in recipe:
         blocks = [dataclasses.asdict(block) for block in tables.blocks(predictor)]
         rules = dataclasses.asdict(tables.rules_of(predictor))
-        how |= {"blocks": blocks, "missing": recipe["missing"], "rules": rules}
-    return how
+        steps |= {"blocks": blocks, "missing": recipe["missing"], "rules": rules}
+    return steps
 
 
 def _examples(predictor: Predictor) -> tuple[Tensor, ...]:

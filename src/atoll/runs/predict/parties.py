@@ -93,8 +93,8 @@ def predict(
     with writing(out, [recipe["id"]], recipe, inputs, predictor.folder) as writer:
         counts = writer.counts
         files = [_read(recipe, party, path, counts) for party, path in assigned]
-        there = {file.party for file in files}
-        for party in [id for id in recipe["sites"] if id not in there]:
+        present = {file.party for file in files}
+        for party in [id for id in recipe["sites"] if id not in present]:
             counts.absent += tuple(f"{party}: {one.column}" for one in blocks(recipe, party))
         ids = _matched(files, lacking, counts)
         if held_out:
@@ -103,7 +103,7 @@ def predict(
         if not ids:
             raise _wrong("no rows to predict", files[0].sheet.path, "give files that share ids")
         runs = [predictor, *predictor.others]
-        _predict([Halves(one.folder, one.variant) for one in runs], files, ids, writer)
+        _predict([Halves(run.folder, run.variant) for run in runs], files, ids, writer)
     return counts
 
 
@@ -113,8 +113,8 @@ def _assigned(
     """The party of each file: from PARTY=FILE, else by the order of the run's parties."""
     every, clients = list(recipe["parties"]), list(recipe["sites"])
     paths = dict[str, Path]()
-    named = [text.partition("=") for text in assignments if "=" in text and not Path(text).exists()]
-    for party, _, path in named:
+    pairs = [text.partition("=") for text in assignments if "=" in text and not Path(text).exists()]
+    for party, _, path in pairs:
         who = [name for name in every if party in (name, name.partition("-")[2])]
         if len(who) != 1:
             what = f"several parties are called '{party}'" if who else f"no party '{party}'"
@@ -122,14 +122,14 @@ def _assigned(
         if who[0] in paths:
             raise UserError(f"two files of '{who[0]}'", "--data", "give each party one")
         paths[who[0]] = Path(path)
-    if len(named) == len(assignments):
+    if len(pairs) == len(assignments):
         absent = [name for name in clients if name not in paths]
         if absent and not (some and paths):
             remedy = f"give --data {absent[0]}=FILE, or --lacking fill to do without"
             raise UserError(f"no file of '{absent[0]}'", "--data", remedy)
         return [(name, paths[name]) for name in every if name in paths]
-    order = next((known for known in (every, clients) if len(known) == len(assignments)), None)
-    if named or order is None:
+    order = next((ids for ids in (every, clients) if len(ids) == len(assignments)), None)
+    if pairs or order is None:
         remedy = f"give one for each in this order: {', '.join(every)}; or PARTY=FILE"
         raise UserError(f"{len(assignments)} files for {len(every)} parties", "--data", remedy)
     return [(name, Path(path)) for name, path in zip(order, assignments, strict=True)]
@@ -148,24 +148,24 @@ def _read(recipe: Mapping[str, Any], party: str, path: Path, counts: Predicted) 
         what = f"the file has none of the columns of '{party}'"
         raise _wrong(what, path, f"these are {', '.join(columns[:8])}; is the order right?")
     counts.absent += tuple(f"{party}: {name}" for name in absent)
-    mine, first, rare = Predicted(), 0, recipe.get("rare", {}).get(party, {})
-    written, known, pieces = list[str](), list[str | None](), list[Array]()
+    result, first, rare = Predicted(), 0, recipe.get("rare", {}).get(party, {})
+    written, labels_of, pieces = list[str](), list[str | None](), list[Array]()
     for raw in batches(sheet, recipe["missing"]):
         batch = harmonise(raw, rules, label, sheet.comma)
-        pieces.append(numbers(own, sheet, batch, first, mine, rare))
+        pieces.append(numbers(own, sheet, batch, first, result, rare))
         written += [value or "" for value in batch.column(key).to_pylist()]
         if label in sheet.columns and recipe.get("task") == "regression":
-            known += batch.column(label).to_pylist()
+            labels_of += batch.column(label).to_pylist()
         elif label in sheet.columns:
-            known += labels(batch.column(label), range(len(batch)), recipe["classes"])
+            labels_of += labels(batch.column(label), range(len(batch)), recipe["classes"])
         first += len(batch)
     if not first:
         raise _wrong("a header and no rows", path, "give a file with rows")
-    counts.unseen |= {f"{party}: {name}": count for name, count in mine.unseen.items()}
+    counts.unseen |= {f"{party}: {name}": count for name, count in result.unseen.items()}
     ids = normalised(written)
     refuse_bad(ids, str(path))
     rows = {id: row for row, id in enumerate(ids)}
-    return _File(party, sheet, rows, written, np.concatenate(pieces), known)
+    return _File(party, sheet, rows, written, np.concatenate(pieces), labels_of)
 
 
 def blocks(recipe: Mapping[str, Any], party: str) -> list[Block]:
@@ -204,8 +204,8 @@ def _held_out(recipe: Mapping[str, Any], files: Sequence[_File]) -> set[str]:
         what = f"the file has {len(ids):,} rows, the run read {count:,}"
         raise UserError(what, str(path), "give the file that the run was made with")
     for file in files:
-        known = recipe.get("fingerprints", {}).get(file.party)  # older runs have none
-        if known and file_fingerprint(file.sheet.path) not in known:
+        fingerprints = recipe.get("fingerprints", {}).get(file.party)  # older runs have none
+        if fingerprints and file_fingerprint(file.sheet.path) not in fingerprints:
             refuse_other(file.sheet.path)
     return {ids[row] for row in tested}
 
@@ -214,13 +214,13 @@ def _predict(
     seeds: Sequence[Halves], files: Sequence[_File], ids: Mapping[str, str], writer: Writer
 ) -> None:
     """Write the predictions, a piece of the rows at a time; of several seeds, their mean."""
-    known = dict[str, str | None]()
+    by_id = dict[str, str | None]()
     for file in files:
-        known |= dict(zip(file.ids, file.labels, strict=False))  # some have no label at all
+        by_id |= dict(zip(file.ids, file.labels, strict=False))  # some have no label at all
     for start in range(0, len(ids), PIECE):
         piece = list(islice(ids, start, start + PIECE))
         columns = _columns(seeds[0].server.recipe, files, piece)
-        labels = [known.get(id) for id in piece] if known else None
+        labels = [by_id.get(id) for id in piece] if by_id else None
         every = [halves.probabilities(columns) for halves in seeds]
         mean = every[0] if len(every) == 1 else np.mean(every, axis=0)
         writer.add([ids[id] for id in piece], mean, labels)
@@ -237,7 +237,7 @@ def _columns(
         x = np.repeat(np.concatenate(nothing, 1), len(ids), 0)
         if party in by_party:
             file = by_party[party]
-            there = [number for number, id in enumerate(ids) if id in file.ids]
-            x[there] = file.x[[file.ids[ids[number]] for number in there]]
+            places = [number for number, id in enumerate(ids) if id in file.ids]
+            x[places] = file.x[[file.ids[ids[number]] for number in places]]
         columns[party] = x
     return columns

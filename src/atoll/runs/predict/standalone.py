@@ -67,11 +67,11 @@ def delimiter_of(text: str) -> str:
     return max(signs, key=lambda sign: (bare.count(sign), -signs.index(sign)))
 
 
-def csv_rows(path: Path, how: dict[str, Any]) -> tuple[list[list[str]], str]:
+def csv_rows(path: Path, steps: dict[str, Any]) -> tuple[list[list[str]], str]:
     """The rows of a CSV file, the names of columns first, and its delimiter."""
     raw = path.read_bytes()
-    text = raw.decode(how["encoding"] or encoding_of(raw)).lstrip("\ufeff")
-    delimiter = how["delimiter"] or delimiter_of(text)
+    text = raw.decode(steps["encoding"] or encoding_of(raw)).lstrip("\ufeff")
+    delimiter = steps["delimiter"] or delimiter_of(text)
     delimiter = "\t" if delimiter in ("tab", "\\t") else delimiter
     csv.field_size_limit(sys.maxsize)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
@@ -213,48 +213,48 @@ def block_columns(block: dict[str, Any], column: list[str | None], comma: bool) 
     return x
 
 
-def table(path: Path, how: dict[str, Any]) -> tuple[dict[str, list[str]], Array]:
+def table(path: Path, steps: dict[str, Any]) -> tuple[dict[str, list[str]], Array]:
     """The rows of a CSV file as numbers."""
-    rows, delimiter = csv_rows(path, how)
-    rules, comma = how["rules"], delimiter != ","
+    rows, delimiter = csv_rows(path, steps)
+    rules, comma = steps["rules"], delimiter != ","
     names = [re.sub(r"\s*[\r\n]\s*", " ", name.strip()) for name in rows[0]]
     names = [rules["rename"].get(name, name) for name in names]
-    void = {"", *how["missing"]}
+    void = {"", *steps["missing"]}
     cells: Cells = {}
     for name, column in zip(names, zip(*rows[1:], strict=True), strict=True):
         stripped = [text.strip() for text in column]
         cells[name] = [None if text in void else text for text in stripped]
     cells = harmonised(cells, rules, comma)
-    absent = [block["column"] for block in how["blocks"] if block["column"] not in cells]
-    if len(absent) == len(how["blocks"]):
+    absent = [block["column"] for block in steps["blocks"] if block["column"] not in cells]
+    if len(absent) == len(steps["blocks"]):
         raise fail(f"{path} has none of the columns that the model reads: {', '.join(absent[:8])}")
     for name in absent:
         sys.stderr.write(f"the file has no column '{name}': taken as missing\n")
     nothing: list[str | None] = [None] * (len(rows) - 1)
-    parts = [block_columns(b, cells.get(b["column"], nothing), comma) for b in how["blocks"]]
+    parts = [block_columns(b, cells.get(b["column"], nothing), comma) for b in steps["blocks"]]
     first = {"row": [str(number) for number in range(1, len(rows))]}
     if rules["id"] in cells:
         first[rules["id"]] = [text or "" for text in cells[rules["id"]]]
     return first, np.concatenate(parts, 1, dtype=np.float32)
 
 
-def texts(path: Path, how: dict[str, Any]) -> tuple[dict[str, list[str]], Array]:
+def texts(path: Path, steps: dict[str, Any]) -> tuple[dict[str, list[str]], Array]:
     """The texts of a CSV or JSONL file as numbers of words."""
-    rename, id = how["rules"]["rename"], how["rules"]["id"]
-    name = rename.get(how["text"], how["text"])
+    rename, id = steps["rules"]["rename"], steps["rules"]["id"]
+    name = rename.get(steps["text"], steps["text"])
     if path.suffix == ".jsonl":
         lines = path.read_text(encoding="utf-8-sig").split("\n")
         rows = [json.loads(line) for line in lines if line.strip()]
     else:
-        cells, _ = csv_rows(path, {**how, "delimiter": "\t"} if path.suffix == ".tsv" else how)
+        cells, _ = csv_rows(path, {**steps, "delimiter": "\t"} if path.suffix == ".tsv" else steps)
         rows = [dict(zip(cells[0], one, strict=True)) for one in cells[1:]]
     rows = [{rename.get(key, key): value for key, value in row.items()} for row in rows]
     if not any(name in row for row in rows):
         raise fail(f"{path} has no column '{name}'")
     entries = [row.get(name) or "" for row in rows]
-    numbers = {word: number for number, word in enumerate(how["words"]) if number > 1}
+    numbers = {word: number for number, word in enumerate(steps["words"]) if number > 1}
     signs = str.maketrans(FILTERS, " " * len(FILTERS))
-    x = np.zeros((len(entries), how["shape"][0]), dtype=np.int32)
+    x = np.zeros((len(entries), steps["shape"][0]), dtype=np.int32)
     for row, text in zip(x, entries, strict=True):
         tokens = [numbers.get(token, 1) for token in text.lower().translate(signs).split()]
         row[: len(tokens)] = tokens[: len(row)]
@@ -264,22 +264,22 @@ def texts(path: Path, how: dict[str, Any]) -> tuple[dict[str, list[str]], Array]
     return first, x
 
 
-def arrays(path: Path, how: dict[str, Any]) -> tuple[dict[str, list[str]], Array]:
+def arrays(path: Path, steps: dict[str, Any]) -> tuple[dict[str, list[str]], Array]:
     """The array `x` of an .npz file: images, or rows of numbers."""
     if path.suffix != ".npz":
         raise fail(f"{path} is no .npz file with an array x")
     with np.load(path, allow_pickle=False) as archive:
         x: Array = archive["x"]
-    shape = tuple(how["shape"])
-    if how["kind"] == "image":
+    shape = tuple(steps["shape"])
+    if steps["kind"] == "image":
         x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
         if shape[0] == 3 and x.shape[1] == 1:
             x = x.repeat(3, axis=1)
         first = "image"
     else:
         x, first = x.astype(np.float32), "row"
-    if x.shape[1:] != shape or (how["kind"] == "image" and x.dtype != np.uint8):
-        raise fail(f"x has {x.dtype} of {x.shape[1:]}, the model reads {how['kind']} of {shape}")
+    if x.shape[1:] != shape or (steps["kind"] == "image" and x.dtype != np.uint8):
+        raise fail(f"x has {x.dtype} of {x.shape[1:]}, the model reads {steps['kind']} of {shape}")
     return {first: [str(number) for number in range(1, len(x) + 1)]}, np.ascontiguousarray(x)
 
 
@@ -300,14 +300,14 @@ def main() -> None:
     options = parser.parse_args()
     session = onnxruntime.InferenceSession(options.model, providers=["CPUExecutionProvider"])
     metadata = session.get_modelmeta().custom_metadata_map
-    classes, how = (json.loads(metadata[key]) for key in ("classes", "preprocessing"))
+    classes, steps = (json.loads(metadata[key]) for key in ("classes", "preprocessing"))
     if options.out.resolve() == options.file.resolve():
         raise fail("the predictions would replace the file")
-    read = texts if how["kind"] == "text" else table if how.get("blocks") else arrays
-    first, x = read(options.file, how)
+    read = texts if steps["kind"] == "text" else table if steps.get("blocks") else arrays
+    first, x = read(options.file, steps)
     with options.out.open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
-        number = how.get("task") == "regression"
+        number = steps.get("task") == "regression"
         further = [] if number else [f"p {name}" for name in classes]
         lines.writerow([*first, "prediction", *further])
         for names, row in zip(zip(*first.values(), strict=True), outputs(session, x), strict=True):

@@ -90,14 +90,14 @@ def _predict(
         if not places:
             continue
         x = numbers(blocks(predictor), sheet, batch, first, writer.counts, rare)[places]
-        known = None
+        answers = None
         if label in sheet.columns:
-            known = labels(batch.column(label), places, recipe["classes"])
+            answers = labels(batch.column(label), places, recipe["classes"])
         ids = None
         if rules.id in sheet.columns:
             ids = batch.column(rules.id).take(pa.array(places)).to_pylist()
         rows = [first + place + 1 for place in places]
-        writer.add(rows, predictor.probabilities(x), known, ids)
+        writer.add(rows, predictor.probabilities(x), answers, ids)
     if not writer.counts.rows:
         remedy = "give a file with rows"
         raise UserError("no rows to predict", str(sheet.path), remedy, EXIT_DATA_MISSING)
@@ -106,14 +106,14 @@ def _predict(
 def _held_out(predictor: Predictor, sheet: Sheet) -> Array:
     """The rows of the file that the run kept for its tests."""
     counted = sum(len(batch) for batch in batches(sheet, ()))
-    known = _read_files(predictor, sheet)
-    if counted not in [rows for _, rows, _ in known]:
+    files = _read_files(predictor, sheet)
+    if counted not in [rows for _, rows, _ in files]:
         raise UserError(
-            f"the file has {counted:,} rows, the run read {known[-1][1]:,}",
+            f"the file has {counted:,} rows, the run read {files[-1][1]:,}",
             str(sheet.path), "give the file that the run was made with",
         )  # fmt: skip
-    here = file_fingerprint(sheet.path)
-    same = [first for first, rows, mark in known if rows == counted and mark in ("", here)]
+    fingerprint = file_fingerprint(sheet.path)
+    same = [first for first, rows, mark in files if rows == counted and mark in ("", fingerprint)]
     if not same:
         refuse_other(sheet.path)
     tested = np.unique(np.concatenate([np.array(part) for part in predictor.about["held_out"]]))
@@ -129,16 +129,16 @@ def _read_files(predictor: Predictor, sheet: Sheet) -> list[tuple[int, int, str]
     if not pieces:
         return [(0, int(predictor.about["rows"]), *(prints or [""]))]
     prints = prints or [""] * len(pieces)
-    known = [
+    files = [
         (start - pieces[0][1], rows, mark)
         for (name, start, rows), mark in zip(pieces, prints, strict=True)
         if name == sheet.path.name
     ]
-    if not known:
+    if not files:
         what = f"the run did not read a file of this name at '{site}'"
         names = [name for name, _, _ in pieces]
         raise UserError(what, str(sheet.path), nearest(sheet.path.name, names))
-    return known
+    return files
 
 
 def labels(column: pa.Array, places: Sequence[int], classes: Sequence[str]) -> list[str | None]:
@@ -146,10 +146,13 @@ def labels(column: pa.Array, places: Sequence[int], classes: Sequence[str]) -> l
 
     Tables call a class 1 whose labels are 1.0; the parties of one table keep what is written.
     """
-    known = dict(zip(_whole(pa.array(classes, pa.string())), classes, strict=True))
-    known |= {name: name for name in classes}
+    by_spelling = dict(zip(_whole(pa.array(classes, pa.string())), classes, strict=True))
+    by_spelling |= {name: name for name in classes}
     written = column.to_pylist()
-    names = [known.get(a, known.get(b, a)) for a, b in zip(written, _whole(column), strict=True)]
+    names = [
+        by_spelling.get(a, by_spelling.get(b, a))
+        for a, b in zip(written, _whole(column), strict=True)
+    ]
     return [names[place] for place in places]
 
 
@@ -212,7 +215,7 @@ def _fits(block: Block, text: pa.Array, sheet: Sheet, first: int) -> None:
 
 def _unseen(block: Block, text: pa.Array, counts: Predicted, rare: Sequence[str]) -> None:
     if block.kind == "text":
-        known = pc.is_in(text, pa.array([*block.levels, *rare], pa.string()))
-        count = int(pc.sum(pc.and_(text.is_valid(), pc.invert(known))).as_py() or 0)
+        seen = pc.is_in(text, pa.array([*block.levels, *rare], pa.string()))
+        count = int(pc.sum(pc.and_(text.is_valid(), pc.invert(seen))).as_py() or 0)
         if count:
             counts.unseen[block.column] = counts.unseen.get(block.column, 0) + count

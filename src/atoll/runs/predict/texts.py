@@ -20,9 +20,9 @@ def predict(predictor: Predictor, path: Path, out: Path, held_out: bool = False)
     """Write a CSV with a prediction for each text: its number, the class, every probability."""
     recipe, (text, label) = predictor.recipe, predictor.recipe["columns"]
     data = predictor.config.data
-    how = (str(data.get("delimiter", "")), str(data.get("encoding", "")))
+    dialect = (str(data.get("delimiter", "")), str(data.get("encoding", "")))
     rules = rules_of(predictor)
-    texts, labels, ids = some_texts(path, (text, label), rules, how)
+    texts, labels, ids = some_texts(path, (text, label), rules, dialect)
     first = ["row"] if ids is None else ["row", rules.id]
     with writing(out, first, recipe, [path], predictor.folder) as writer:
         (length,) = recipe["shape"]
@@ -32,7 +32,7 @@ def predict(predictor: Predictor, path: Path, out: Path, held_out: bool = False)
             chosen = held_out_rows(predictor, path, len(x), file_fingerprint(path))
         for start in range(0, len(chosen), PIECE):
             piece = chosen[start : start + PIECE]
-            known = None if labels is None else [labels[row] for row in piece]
-            named = None if ids is None else [ids[row] for row in piece]
-            writer.add((piece + 1).tolist(), predictor.probabilities(x[piece]), known, named)
+            answers = None if labels is None else [labels[row] for row in piece]
+            names = None if ids is None else [ids[row] for row in piece]
+            writer.add((piece + 1).tolist(), predictor.probabilities(x[piece]), answers, names)
     return writer.counts
