@@ -1,1 +1,1 @@
-"""Torch arithmetic: networks, the local training loop, losses, weights; no messages."""
+"""Torch arithmetic: networks, losses, penalties, weights; no messages."""
