@@ -16,8 +16,8 @@ METHODS = {
     "vleto": 350,
     "fccl": 250,
     "splitnn": 250,
-    "analytic": 250,
-    "target": 250,
+    "analytic": 265,  # it declares its sums for contracts
+    "target": 260,
     "lowrank": 200,
 }
 BASELINE = 180  # any other method

@@ -28,10 +28,8 @@ class Method:
     first: Callable[[Any], Any] | None = None  # server -> shared weights by mark; sites compare
     whole: Callable[[Any, Any], Any] | None = None  # (site, shared weights) -> all of the network
     sends: Callable[[Any], Any] | None = None  # options -> networks that clients send: own, shared
-    # (options, rows of a stage, rows of stages before) -> share of own rows where it adds others
-    own_share: Callable[[Any, int, int], float] | None = None
-    # (options, site) -> for each stage the columns and the rows of sums that clients send; 0: none
-    summed: Callable[[Any, Any], Any] | None = None
+    own_share: Callable[[Any, int, int], float] | None = None  # (options, rows, earlier rows)
+    summed: Callable[[Any, Any], Any] | None = None  # (options, site) -> sums sent by stage
     selects: bool = False  # whether clients select models by the run's metric, and send scores
     weighted: bool = False  # whether its losses count rows by their weights
     weighs_classes: bool = False  # whether they count rows by their class where rows have no weight

@@ -1,9 +1,8 @@
 """FedMatch: clients agree on public images with the few others whose outputs are nearest.
 
 Jeong, Yoon, Yang, Hwang, Federated Semi-Supervised Learning with Inter-Client Consistency and
-Disjoint Learning, ICLR 2021, as section h of the FCCL specification adapts it to other networks:
-the helpers' logits travel instead of their models. There is one set of weights theta, or, with
-`disjoint`, theta = sigma + psi: labels move sigma, public images move psi.
+Disjoint Learning, ICLR 2021, for networks that differ: the helpers' logits travel, not models.
+The weights are theta, or, with `disjoint`, theta = sigma + psi: labels move sigma, images move psi.
 """
 
 from collections.abc import Mapping
@@ -51,13 +50,10 @@ class Options:
 
 
 def consistency(weak: Tensor, strong: Tensor, helpers: Tensor, confidence: float) -> Tensor:
-    """(1/H) sum_h KL(p_h || q_weak) + CE(vote, q_strong), the mean over the confident rows.
-
-    The vote is the class that most of the client and its helpers predict, ties to the lowest.
-    """
+    """(1/H) sum_h KL(p_h || q_weak) + CE(vote, q_strong), the mean over the confident rows."""
     confident = (F.softmax(weak.detach(), -1).amax(-1) >= confidence).to(weak.dtype)
     predicted = torch.cat([weak.detach()[None], helpers]).argmax(-1)
-    vote = F.one_hot(predicted, weak.shape[-1]).sum(0).argmax(-1)
+    vote = F.one_hot(predicted, weak.shape[-1]).sum(0).argmax(-1)  # of all; ties: the lowest
     losses = F.cross_entropy(strong, vote, reduction="none")
     if len(helpers):
         losses = divergences(helpers, weak).mean(0) + losses
@@ -173,14 +169,10 @@ class Server:
 
     def restore(self, state: Tensors) -> None:
         ids, table = list(self.site.clients), state.get("helpers", torch.zeros(0))
-        names = [[ids[int(number)] for number in row] for row in table]
-        self.helpers = {id: helpers for id, *helpers in names}
+        self.helpers = {ids[int(row[0])]: [ids[int(n)] for n in row[1:]] for row in table}
 
 
 METHOD = Method(
-    *(Options, Server, Client),
-    *("domains", "fedmatch"),  # split, headline
-    quorum=True,
-    weighted=True,
-    sends=distillation.sends,
-)
+    Options, Server, Client, "domains", "fedmatch",
+    quorum=True, weighted=True, sends=distillation.sends,
+)  # fmt: skip

@@ -253,10 +253,6 @@ def own_share(options: Options, rows: int, before: int) -> float:
 
 
 METHOD = Method(
-    Options,
-    Server,
-    Client,
-    quorum=True,
-    first=lambda server: {"shared": server.weights},
-    own_share=own_share,
-)
+    Options, Server, Client,
+    quorum=True, first=lambda server: {"shared": server.weights}, own_share=own_share,
+)  # fmt: skip

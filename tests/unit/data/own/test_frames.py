@@ -28,7 +28,7 @@ class Frame:
 
 
 def frame(shift: int) -> Frame:
-    rows = range(40)
+    rows = range(120)
     return Frame(
         age=[(7 * i + shift) % 31 + 0.5 for i in rows], outcome=["xy"[i % 2] for i in rows]
     )
