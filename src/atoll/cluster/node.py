@@ -182,7 +182,7 @@ class _BlockRun:
     def _run_stack(
         self, stack: Sequence[Point], scratch: Path
     ) -> tuple[dict[int, BaseException], dict[int, int], dict[str, Any]]:
-        """One sweep in this process: errors and steps by number, and how jobs were computed."""
+        """Run one sweep in this process; return errors and steps by point, and the job choices."""
         counters: dict[int, StepCounter] = {}
 
         def engine(run_parts: Parts, executor: JobExecutor) -> LocalEngine:
@@ -216,7 +216,7 @@ class _BlockRun:
         return min(count, points_per_stack(run_parts, again, LocalEngine, self.spec["share"]))
 
     def _first_config(self, data: dict[str, Any]) -> RunConfig | None:
-        """The config of the first point that can begin; the others name their errors later."""
+        """The config of the first point that can start; the sweep reports other points' errors."""
         for point in self.members:
             with suppress(Exception):
                 parts(point.config, data)
