@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 Matrix = Any  # (rows, columns), dense or sparse
 WIDEST = 3_000  # maximum of columns times trees per iteration for growing trees
 MOST = 200_000_000  # maximum of numbers in the training rows for training a classifier
-THREADS = 1  # small trees wait for threads far longer than they save, above all on a busy machine
+THREADS = 1  # for small trees, thread overhead exceeds the gain, above all on a busy machine
 
 
 def class_shares(y: Array, classes: int, rows: int) -> Array:

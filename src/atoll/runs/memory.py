@@ -131,7 +131,7 @@ def points_per_stack(
 
 
 def _peaks(parts: Parts, engine: Callable[[Parts], Transport], count: int) -> list[int]:
-    """The peaks of a round and of a test with so many clients, after a first one made buffers."""
+    """The peaks of a round and a test with this many clients, after a warm-up creates buffers."""
     packing = parts.config.engine_options().packing
     ids = parts.scenario.clients[:count]
     peaks = []

@@ -209,7 +209,7 @@ class Run:
 
     @cached_property
     def seconds(self) -> float:
-        """How long the rounds took, tests included; a resumed run counts each round once."""
+        """The duration of all rounds including tests; a resumed run counts each round once."""
         return sum(self.times)
 
     @cached_property
@@ -358,7 +358,7 @@ def event_digests(runs: Sequence[Run]) -> dict[str, str]:
 
 
 class _Table(dict[str, Any]):
-    """A table of a record's file; a missing key is a user error: the file is damaged."""
+    """A table of a record's file; a missing key raises a user error, as the file is damaged."""
 
     def __init__(self, values: Any = (), path: Path = Path()) -> None:
         super().__init__(values)

@@ -171,7 +171,7 @@ def sweep(  # noqa: PLR0913 - what a caller may set, by keyword
     """Run all points; write one record each, and sweep.json, which lists them.
 
     If a point fails, its error is raised after the others end; at once if it cannot begin.
-    With `failed`, it goes there, and the others are returned. `patience`: see `prepare`.
+    `failed` collects errors instead, and the other runs are returned. `patience`: see `prepare`.
     """
     failures: dict[int, BaseException] = {} if failed is None else failed
     options = members[0].config.engine_options()

@@ -69,7 +69,7 @@ def write(predictor: Predictor, path: Path) -> Path:
     graph = _Graph(predictor).eval()
     inputs = _examples(predictor)
     with torch.no_grad():
-        expected = graph(*inputs)  # before the trace, which cannot build a network: sites cache it
+        expected = graph(*inputs)  # build before the trace, which cannot build it; sites cache it
     regression = predictor.recipe.get("task") == "regression"
     output = "numbers" if regression else "probabilities"
     if predictor.vertical and predictor.site != SERVER:

@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Predicted:
-    """What came of a file: how many rows, how many right where the label is known, and remarks."""
+    """The result of a file: counts of rows and of correct predictions, and remarks."""
 
     rows: int = 0
     judged: int = 0  # rows whose label is a class of the model
@@ -34,7 +34,7 @@ class Predicted:
     foreign: int = 0  # rows whose label is not a class of the model, or not a number
     unseen: dict[str, int] = field(default_factory=dict)  # column -> values that no row had
     absent: tuple[str, ...] = ()  # columns missing in the file
-    lacking: dict[str, list[str]] = field(default_factory=dict)  # parties' file -> ids not in it
+    lacking: dict[str, list[str]] = field(default_factory=dict)  # party's file -> ids not in it
 
     def judge(
         self, guesses: Sequence[str], labels: Sequence[str | None], classes: Sequence[str]
