@@ -48,7 +48,7 @@ class LocalEngine:
     def __init__(
         self, parts: Parts, executor: JobExecutor | None = None, deferred: bool = False
     ) -> None:
-        """`deferred`: whether messages that are not packed are checked when `settle` is called.
+        """`deferred`: whether `settle` checks messages that are not packed, instead of `carry`.
 
         Then a round can begin while the device still computes the previous one.
         """
@@ -186,7 +186,7 @@ class _Check:
 
 
 def _norms(tensors: list[Tensor]) -> Tensor:
-    """The norm of each; not finite where a number is not, or where the sum of squares overflows."""
+    """The norm of each tensor; not finite if a number is not, or if the squares overflow."""
     return torch.stack([norm.float() for norm in torch._foreach_norm(tensors)])
 
 

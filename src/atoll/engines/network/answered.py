@@ -1,4 +1,4 @@
-"""The rounds of a run that a site has answered, with the weights; a restore does not undo them."""
+"""The answered requests of a run at a site, with digests of their weights; a restore keeps them."""
 
 import json
 from dataclasses import dataclass, field

@@ -52,9 +52,9 @@ from atoll.runs.parts import Parts
 
 __all__ = ["Bounds", "Trail", "too_little"]
 
-STRIDE = 2.0  # tolerance for own updates: shared weights may always move this far
+STRIDE = 2.0  # number of own updates that shared weights may always move
 MOST_PROBES = 10  # refusals that depend on rows, of all runs: each says something about them
-SHRUNK = 0.1  # of its first norm: a matrix of shared weights, or a unit, gets no smaller
+SHRUNK = 0.1  # minimum norm of a matrix of shared weights, or a unit, relative to its first
 
 
 @dataclass
@@ -318,7 +318,7 @@ class Bounds:
             self.trail.last[whole.name], self.dirty = _plain(getattr(reply, field_name)), True
 
     def _look_at_whole(self, name: str, weights: Tensors) -> None:
-        """Refuse whole weights that show a row, by those that this site last received."""
+        """Refuse whole weights that reveal a row, relative to the last weights received here."""
         before = self.trail.last.get(name)
         if before is None or self.terms.shown_rows == "allow":
             return
@@ -356,7 +356,7 @@ class Bounds:
 
     @property
     def _second(self) -> bool:
-        """Whether an update now would be a second one since the run's last checkpoint."""
+        """Whether an update now would be the second one of its round."""
         return self._here <= self.trail.place and not (self.fresh and self._here == (0, 0))
 
     def _refuse_second(self) -> None:

@@ -1,7 +1,7 @@
 """The coordinator: submits runs as jobs, watches the sites, and resumes after faults.
 
-NVFlare provides the network, TLS and authentication. If a site, a job or the server dies, the
-is submitted again and resumes from its checkpoint. It reports for whom it waits.
+NVFlare provides the network, TLS and authentication. If a site, a job or the server dies, the run
+is submitted again and resumes from its checkpoint. The coordinator reports missing sites.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ from atoll.runs.config import RunConfig, to_toml
 
 __all__ = ["Terms", "View", "lines", "serve"]
 
-FRESH = 20.0  # seconds without contact after which NVFlare's site counts as away
+FRESH = 20.0  # seconds without contact to NVFlare after which a site counts as away
 STUCK = 5  # maximum number of successive jobs without progress
 START_SECONDS = 90.0  # seconds for a job to start
 END_SECONDS = 8.0  # seconds for NVFlare to end a finished job
@@ -346,7 +346,7 @@ def _register(kit: Kit, config: RunConfig, folder: Path) -> None:
 
 
 def _settle(kit: Kit) -> None:
-    """A job store of this kit alone; NVFlare's own is shared by all servers of a machine."""
+    """Set up a job store for this kit; NVFlare's default is shared by all servers of a machine."""
     path, work = kit.folder / "local" / "resources.json", kit.folder.resolve() / "work"
     with disk_errors(work):
         work.mkdir(mode=0o700, exist_ok=True)

@@ -173,7 +173,7 @@ TYPES = frozenset({
 
 
 def classified(process: Process, channel: str, topic: str) -> bool:
-    """Whether a registered handler is in one of the two tables; `*` takes all of its channel."""
+    """Whether a registered handler is in one of the two tables; `*` matches all its topics."""
     rows = {(key[0].removeprefix(f"{STREAM}/"), key[1]) for key in HANDLERS[process]}
     handlers = rows | REFUSED_HANDLERS
     if process == "client":

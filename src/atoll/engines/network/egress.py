@@ -54,7 +54,7 @@ class Line:
     words: str
     action: str
     bytes: int  # bytes sent; 0 for a refusal
-    digest: str  # SHA-256 of the packet's bytes
+    digest: str  # hash of the packet's bytes
     before: str  # hash of the previous line
     hash: str
     data: str = ""  # key of the data behind an answer; budgets over all runs are counted by it
