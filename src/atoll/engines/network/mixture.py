@@ -15,7 +15,7 @@ __all__ = ["own_rows"]
 
 
 def own_rows(rows: Tensor, known: Iterable[Tensor]) -> Tensor:
-    """Those of the rows that are known, each as often as it is known at most."""
+    """The rows that are known; each at most as often as it is known."""
     left = Counter(key for part in known for key in _keys(part))
     places = []
     for place, key in enumerate(_keys(rows)):

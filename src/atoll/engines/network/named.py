@@ -30,5 +30,5 @@ def foreign_names(values: Mapping[str, Any]) -> list[tuple[Group, str]] | None:
 
 
 def _name(table: Any) -> Any:
-    """The name in a table that can be replaced by its name."""
+    """The name in a table, or the string given instead of a table."""
     return table.get("name", "") if isinstance(table, Mapping) else table
