@@ -49,8 +49,8 @@ def scores_of_sets(matrix: Array, size: int) -> tuple[Array, Array]:
 def common_sets(matrix: Array, size: int, count: int = 3) -> dict[str, Array]:
     """The sets with the largest, middle and smallest scores, the same number of each.
 
-    Of equal scores the first set comes first. Equal is what differs by roundings alone: half of
-    the columns have the same score as the other half.
+    Of equal scores the first set comes first. Scores that differ only by rounding count as equal:
+    half of the columns has the same score as the other half.
     """
     sets, scores = scores_of_sets(matrix, size)
     scores = scores.round(DIGITS)

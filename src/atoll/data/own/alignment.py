@@ -1,4 +1,4 @@
-"""Which rows several tables share, found without showing the others (private set intersection).
+"""Finds the rows that several tables share without showing the others (private set intersection).
 
 The hub (the party with the labels) asks each other party in turn. Ids are sent blinded by elliptic
 curve keys; in the end the hub sends salted digests of the common ids, which only a party that has

@@ -140,8 +140,8 @@ def is_person(profile: Profile, name: str) -> bool:
 def date_formats(profile: Profile) -> list[str] | None:
     """The format of all dates of a column, two if day and month are ambiguous; None without dates.
 
-    Digits alone, as 20240331, are dates only if all of them are. Dates as 2024-03-31 may be among
-    with dates in another format.
+    Digits alone, such as 20240331, are dates only if all values are. Dates as 2024-03-31 may occur
+    together with dates in another format.
     """
     digits = profile.numbers == profile.present
     if digits and not (profile.whole and profile.low >= EARLIEST and profile.high <= LATEST):

@@ -83,7 +83,7 @@ class Rules:
 
 
 def merge(general: Rules, own: Rules | None) -> Rules:
-    """The rules of a site: its own entries before those of all sites; columns by their new name."""
+    """The rules of a site: its own entries override those for all sites; columns by new name."""
     if own is None:
         own = Rules()
     rename = {**general.rename, **own.rename}

@@ -312,7 +312,7 @@ def picture(where: Path, source: Callable[[], Any], shape: Shape) -> Array:
 
 
 def _to_bytes(where: Path, pixels: Array, wide: bool) -> Array:
-    """Grey values of more than 8 bits as bytes: of 65,535 as scanners write them, or of 255."""
+    """Scale grey values of more than 8 bits to bytes: from 65,535 as in scanners, or from 255."""
     if pixels.dtype.kind == "f" or pixels.min() < 0 or pixels.max() > 65_535:
         what = f"pixels of {pixels.dtype} from {pixels.min():g} to {pixels.max():g}"
         remedy = "write the image with 8 or 16 bits a pixel, from 0 to 255 or from 0 to 65,535"
