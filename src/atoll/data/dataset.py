@@ -26,9 +26,7 @@ class Layout:
     stage: Array  # (rows,) int64, an index into stages
     stages: tuple[str, ...]  # empty for a single stage
     recipe: dict[str, Any]  # how to convert a file to these columns, as JSON
-    findings: tuple[
-        tuple[str, str], ...
-    ] = ()  # findings, and how atoll handles them
+    findings: tuple[tuple[str, str], ...] = ()  # findings, and how atoll handles them
 
     def only(self, rows: Array) -> "Layout":
         """The same layout with only these rows."""

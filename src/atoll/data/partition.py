@@ -254,7 +254,7 @@ def columns_common_and_own(order: Array, common: int, clients: int) -> tuple[Arr
 
 
 def width_of(dataset: Dataset) -> int:
-    """The number of columns of a flattened input; undefined for text."""
+    """The number of columns of a flattened input; 0 for text."""
     return 0 if dataset.kind == "text" else math.prod(dataset.x.shape[1:])
 
 

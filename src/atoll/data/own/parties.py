@@ -453,7 +453,7 @@ def _task_findings(active: _Party, options: PartyOptions) -> list[Finding]:
 
 
 def _people(active: _Party, group: str) -> Array:
-    """A number for each row; rows of one person have the same, one without a name is its own."""
+    """A number for each row, equal for rows of one person; a row without a name is unique."""
     if group not in active.sheets[0].columns:
         what = f"no column '{group}' for the group"
         remedy = nearest(group, active.sheets[0].columns)
