@@ -51,7 +51,7 @@ class Departure:
     bytes: int
     payload: int  # bytes of tensors
     tensors: tuple[Tensor, ...]
-    strange: tuple[Tensor, ...]  # messages of a form that the server had not sent to this site
+    strange: tuple[Tensor, ...]  # tensors of a form that the server had not sent to this site
     kinds: tuple[str, ...]  # of message
     plain_each: float  # maximum bytes of a message besides its tensors
     by_kind: Mapping[str, float]  # content type -> bytes

@@ -41,7 +41,7 @@ __all__ = [
 
 INK = "#010203"  # stands for the page's own text colour
 SIZE = 9.5  # points
-BEGINNING = '<svg style="width:'  # seed of element names in every figure
+BEGINNING = '<svg style="width:'  # start of every figure, which identifies it
 SIDES, SCALE = ("width", "height"), 1.4  # screen pixels per point of the drawing
 SMALLEST = 0.75  # minimum scale of a figure; below it scrolls, so that text stays readable
 STYLE: dict[Any, Any] = {
