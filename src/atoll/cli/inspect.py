@@ -144,7 +144,7 @@ def _dealt(run_parts: Parts) -> list[list[str]]:
 
 
 def _print_dataset(run_parts: Parts) -> None:
-    """What own texts, images and parties hold: classes by site, sizes, columns by party."""
+    """Print the content of own texts, images and parties: classes by site, sizes, columns."""
     dataset = run_parts.dataset
     if dataset.kind == "text":
         _print_groups(dataset, "files", _text_lengths)

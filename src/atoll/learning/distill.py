@@ -68,7 +68,7 @@ def divergence(
 
 
 def disagreement(teacher: Tensor, student: Tensor, batch: Rows) -> Tensor:
-    """How far a student is from its teacher: KL of classes, the squared difference of numbers."""
+    """The distance of a student from its teacher: KL for classes, squared error for numbers."""
     if batch.y.is_floating_point():
         return squared_error(student, replace(batch, y=teacher[..., 0]))
     return divergence(teacher, student, batch.share)

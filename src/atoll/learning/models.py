@@ -160,7 +160,7 @@ MIXING = (NORMALISING, nn.Dropout, image_nets.StreamDropout)
 
 
 def skeleton(model: nn.Module, training: bool) -> "Architecture":
-    """A network's function in training or in testing, which differ by batch norm and dropout."""
+    """A network's function in training or evaluation mode; batch norm and dropout differ."""
     return Architecture(copy.deepcopy(model).to("meta").train(training))
 
 

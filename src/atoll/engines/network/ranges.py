@@ -119,7 +119,7 @@ def limits_of(options: Mapping[str, Limits], config: RunConfig) -> dict[str, Lim
     """All limits of a run: those of the contract, the default ones, else the option's default.
 
     A contract that names no option of a method leaves the others free, but for those that say how
-    how own files are read.
+    own files are read.
     """
     own = options.get(str(config.method["name"]), {})
     pinned = usual(config) if own else {}

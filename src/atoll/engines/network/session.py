@@ -34,7 +34,7 @@ def command(kind: str, kit: Path, name: str) -> list[str]:
 
 
 class Session:
-    """The coordinator's line to its own server: who is there, start a job, how does it stand."""
+    """The coordinator's connection to its own server: lists sites, submits jobs, reports states."""
 
     def __init__(self, admin: str, kit: Path, server: str) -> None:
         """`server`: the public name in certificates; the connection stays on this machine."""
