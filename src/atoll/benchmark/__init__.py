@@ -1,1 +1,1 @@
-"""The benchmark of methods against forgetting: what is run, what it costs, what it shows."""
+"""The benchmark of methods against forgetting: runs, costs and results."""

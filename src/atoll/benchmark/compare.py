@@ -1,4 +1,4 @@
-"""What measured runs show: means, paired comparisons, published orders, and what to choose."""
+"""Results of measured runs: means, paired comparisons, published orders, and recommendations."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -18,21 +18,21 @@ __all__ = [
     "lines", "uses_budget", "verdicts",
 ]  # fmt: skip
 
-LEAST_USE: Final = 0.8  # of a budget that a contender at equal cost uses at least
-HEADERS: Final = 1.01  # messages have headers, which budgets do not count
+LEAST_USE: Final = 0.8  # minimum share of a budget that a contender at equal cost uses
+HEADERS: Final = 1.01  # tolerance: messages have headers, which budgets do not count
 
 
 @dataclass(frozen=True)
 class Line:
-    """One contender in one table: values by seed, and means of costs."""
+    """One contender in one table: values by seed, and mean costs."""
 
     name: str
     accuracies: tuple[float, ...]
-    forgetting: float  # nan with one stage
+    forgetting: float  # NaN with one stage
     by_stage: tuple[float, ...]
     bytes: float
     steps: float
-    memory: int  # bytes that a site keeps of earlier stages
+    memory: int  # bytes of earlier stages stored at a site
     seconds: float
 
     @property
@@ -42,7 +42,7 @@ class Line:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation over seeds; nan with one."""
+        """Standard deviation over seeds; NaN with one seed."""
         return float(np.std(self.accuracies, ddof=1)) if len(self.accuracies) > 1 else math.nan
 
 
@@ -74,7 +74,7 @@ def _line(ledger: Ledger, name: str, table: Table | None) -> Line:
 
 
 def uses_budget(line: Line, table: Table, ledger: Ledger, base: Line) -> bool:
-    """Whether a line uses the budget of its table, and not its own cost."""
+    """Whether a line uses the budget of its table instead of its own cost."""
     if table == "memory":
         return LEAST_USE <= line.memory / budget(table, ledger.plan, ledger.sizes) <= 1
     used = line.bytes / base.bytes if table == "bytes" else line.steps / base.steps
@@ -82,7 +82,7 @@ def uses_budget(line: Line, table: Table, ledger: Ledger, base: Line) -> bool:
 
 
 def gains(of: Sequence[Line], over: Line) -> list[Comparison]:
-    """Paired comparisons over seeds; nothing is known from one seed."""
+    """Paired comparisons over seeds; empty with a single seed."""
     comparisons = []
     for line in of:
         values = np.array(line.accuracies) - np.array(over.accuracies)
@@ -94,7 +94,7 @@ def gains(of: Sequence[Line], over: Line) -> list[Comparison]:
 
 
 def verdict(comparison: Comparison, adjusted: float) -> str:
-    """Above or below at the level of all comparisons together, equal within the margin, or open."""
+    """Above or below at the joint level of all comparisons, equal within the margin, or open."""
     if adjusted < 1 - LEVEL:
         return "above" if comparison.gain > 0 else "below"
     if comparison.low > -MARGIN and comparison.high < MARGIN:
@@ -110,7 +110,7 @@ def verdicts(comparisons: Sequence[Comparison]) -> list[tuple[str, float]]:
 
 # Published orders
 
-CLAIMS: Final = (  # one above the other, and the source
+CLAIMS: Final = (  # pairs in descending order, and the source
     ("ewc", "fedavg", "Kirkpatrick et al. 2017: EWC is above plain training"),
     ("lwf", "fedavg", "Li and Hoiem 2016: LwF is above fine-tuning"),
     ("lwf", "ewc", "Zhang et al. 2023 (TARGET): FedLwF is above FedEWC"),
@@ -135,12 +135,12 @@ def judged(ledger: Ledger) -> list[Judged]:
     return judge(claims)
 
 
-# What to choose
+# Recommendations
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What a user's case rules out, and what is held equal."""
+    """The constraints of a use case, and the resource that is equal."""
 
     text: str
     table: Table
@@ -149,7 +149,7 @@ class Situation:
 
 
 STATISTICS: Final = ("fot", "lorm", "analytic")  # they send Gram matrices, or their diagonals
-ROWS: Final = ("replay", "herding")  # they keep rows of earlier stages
+ROWS: Final = ("replay", "herding")  # methods that store rows of earlier stages
 STATELESS: Final = ("fedavg", "fedprox", "fot", "lowrank", "lorm")  # at a site
 SITUATIONS: Final = (
     Situation("nothing rules a method out; bytes are what counts", "bytes"),
@@ -166,7 +166,7 @@ SITUATIONS: Final = (
 
 @dataclass(frozen=True)
 class Choice:
-    """The best contender of a situation, and those that do not differ from it significantly."""
+    """The best contender in a situation, and those not significantly different from it."""
 
     situation: Situation
     best: Line
@@ -174,7 +174,7 @@ class Choice:
 
 
 def choose(ledger: Ledger) -> list[Choice]:
-    """For each situation the contender with the highest accuracy of those it allows."""
+    """For each situation, the allowed contender with the highest accuracy."""
     choices = []
     for situation in SITUATIONS:
         allowed = [

@@ -19,7 +19,7 @@ STYLES = ("-", "--", ":")
 
 
 def figure(ledgers: Sequence[Ledger]) -> bytes:
-    """A row for each data set, at own cost."""
+    """One row per data set, at own cost."""
     plot = Figure(figsize=(10, 3.8 * len(ledgers)))
     axes = plot.subplots(len(ledgers), 2, squeeze=False)
     for (left, right), ledger in zip(axes, ledgers, strict=True):

@@ -1,4 +1,4 @@
-"""Measures what a benchmark lacks, batch by batch; what is measured is not measured again.
+"""Runs the missing measurements of a benchmark in batches; never repeats a measurement.
 
 A batch is one contender's trials, or its measured runs: one sweep, so that equal jobs of all runs
 are one computation. Each data set has a JSON file, written after every batch.
@@ -47,21 +47,21 @@ Phase = Literal["tuning", "measured"]
 
 @dataclass
 class Clock:
-    """When to stop: a batch begins only if it can end in time."""
+    """When to stop: a batch starts only if it can end in time."""
 
     minutes: float  # 0: never
-    longest: float = 0.0  # seconds of a batch
+    longest: float = 0.0  # duration of a batch in seconds
     began: float = field(default_factory=time.monotonic)
 
     def is_over(self, further: float = 0.0) -> bool:
-        """Whether time will be over in this many seconds."""
+        """Whether the time will be over in this many seconds."""
         elapsed = time.monotonic() - self.began + further
         return self.minutes > 0 and elapsed > 60 * self.minutes
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Runs of one contender that are one sweep."""
+    """Runs of one contender in one sweep."""
 
     phase: Phase
     name: str
@@ -69,7 +69,7 @@ class Batch:
 
 
 def names(plan: Plan) -> list[str]:
-    """The contenders of a plan, in the order of the tables."""
+    """The contenders of a plan, in table order."""
     for name in plan.contenders:
         if name not in CONTENDERS:
             raise UserError(f"unknown contender '{name}'", "contenders", nearest(name, CONTENDERS))
@@ -102,7 +102,7 @@ class Ledger:
 
     @staticmethod
     def read(path: Path) -> "Ledger":
-        """The measurements of a file."""
+        """Read the measurements from a file."""
         try:
             with disk_errors(path):
                 body = json.loads(path.read_bytes())
@@ -116,7 +116,7 @@ class Ledger:
 
     @staticmethod
     def open(path: Path, data: str, plan: Plan) -> "Ledger":
-        """The measurements of a file, if there is one, to go on with this plan."""
+        """Read the measurements of a file if it exists, to continue with this plan."""
         ledger = Ledger(path, data, plan)
         if path.exists():
             before = Ledger.read(path)
@@ -124,7 +124,7 @@ class Ledger:
         return ledger
 
     def write(self) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         body = {
             "data": self.data, "plan": asdict(self.plan), "sizes": asdict(self.sizes),
             "batches": self.batches, "runs": self.runs,
@@ -134,7 +134,7 @@ class Ledger:
         write_whole(self.path, json.dumps(plain(body), indent=1).encode() + b"\n")
 
     def lacking(self) -> Iterator[Batch]:
-        """The batches that are not measured yet; those after tuning use its result."""
+        """The missing batches; those after tuning use its result."""
         phases: tuple[Phase, ...] = ("tuning", "measured")
         for phase in phases:
             for name in names(self.plan):
@@ -144,14 +144,14 @@ class Ledger:
                     yield Batch(phase, name, runs)
 
     def is_whole(self, name: str) -> bool:
-        """Whether a contender is tuned and measured as the plan asks."""
+        """Whether a contender is tuned and measured as planned."""
         tuning = self._tuning(name)
         if not all(self._has(key, config) for key, config in tuning.items()):
             return False
         return all(self._has(key, config) for key, config in self._measured(name).items())
 
     def store(self, key: str, config: Mapping[str, Any], entry: Mapping[str, Any]) -> None:
-        """Store what a run showed, with the config that it holds for."""
+        """Store the results of a run, with its config."""
         about = {"digest": _digest(config), "method": config["method"], "rounds": config["rounds"]}
         self.runs[key] = {**about, **entry}
 
@@ -178,7 +178,7 @@ class Ledger:
         }
 
     def tuned(self, name: str) -> tuple[float, dict[str, Any]]:
-        """The best mean accuracy on validation streams, and its options; the first of equals."""
+        """The best mean accuracy on validation streams, with its options; the first if equal."""
         results = []
         for trial, options in enumerate(trial_options(name, self.plan)):
             keys = [run_key("tuning", name, trial, n) for n in range(self.plan.streams)]
@@ -197,7 +197,7 @@ class Ledger:
         say: Callable[[str], None],
         sweeper: "ClusterSweep | None" = None,
     ) -> bool:
-        """Measure what is lacking, here or on a cluster; False where time was over before."""
+        """Run the missing measurements, here or on a cluster; returns False if time runs out."""
         for batch in self.lacking():
             if clock.is_over(clock.longest):
                 return False
@@ -219,7 +219,7 @@ class Ledger:
 def _run(
     batch: Batch, device: str, home: Path, clock: Clock, sweeper: "ClusterSweep | None"
 ) -> dict[str, dict[str, Any]] | None:
-    """The entries of a batch; None where time was over."""
+    """The entries of a batch; None if time ran out."""
     run = _swept if sweeper is None else partial(_swept_on, sweeper)
     with disk_errors(home):
         home.mkdir(parents=True, exist_ok=True)
@@ -245,7 +245,7 @@ def _run(
 def _swept(
     members: list[Point], folder: Path, clock: Clock, failed: dict[int, BaseException]
 ) -> dict[int, int]:
-    """Run a batch in this process; the gradient steps of each run that has ended."""
+    """Run a batch in this process; returns the gradient steps of each finished run."""
     counters: dict[int, StepCounter] = {}
 
     def engine(parts: Parts, executor: JobExecutor) -> LocalEngine:
@@ -265,7 +265,7 @@ def _swept_on(
     clock: Clock,
     failed: dict[int, BaseException],
 ) -> dict[int, int]:
-    """Run a batch on a cluster; the gradient steps of each run that has ended."""
+    """Run a batch on a cluster; returns the gradient steps of each finished run."""
     try:
         sweeper(members, folder, stopping=clock.is_over, failed=failed)
     except InterruptedRunError as error:
@@ -274,7 +274,7 @@ def _swept_on(
 
 
 def _reason(error: BaseException, phase: Phase) -> str:
-    """Why a trial has no result: a site failed, for example with numbers that are not finite."""
+    """Why a trial has no result: a site failed, for example with non-finite numbers."""
     if phase == "tuning" and isinstance(error, BadMessageError | ClientFailedError):
         return str(error)
     raise error

@@ -1,4 +1,4 @@
-"""The page of a benchmark, in Markdown, from its measurements alone."""
+"""Renders the page of a benchmark in Markdown from its measurements."""
 
 import json
 import math
@@ -82,7 +82,7 @@ measured. `--quick` is a miniature on digits for a CPU.
 
 
 def page(ledgers: Sequence[Ledger], figure: str) -> str:
-    """The whole page; `figure` is the address of the figure."""
+    """Render the whole page; `figure` is the address of the figure."""
     image = f"![Accuracy over stages, forgetting over bytes]({figure})\n"
     parts = [INTRODUCTION, _choices(ledgers), image]
     parts += [_data_set(ledger) for ledger in ledgers]
@@ -96,7 +96,7 @@ def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _choices(ledgers: Sequence[Ledger]) -> str:
-    """Which method for which situation."""
+    """The recommended method for each situation."""
     pairs = [(choice, ledger.data) for ledger in ledgers for choice in choose(ledger)]
     pairs.sort(key=lambda pair: SITUATIONS.index(pair[0].situation))
     rows = []
@@ -174,7 +174,7 @@ def _row(line: Line, compared: tuple[Comparison, str, float] | None, equal: str)
 
 
 def _tuned(ledger: Ledger) -> str:
-    """What tuning chose."""
+    """The options chosen by tuning."""
     rows = []
     for name in lines(ledger, None):
         accuracy, options = ledger.tuned(name)
@@ -206,7 +206,7 @@ def _ranges() -> str:
 
 
 def _own_command(ledger: Ledger) -> str:
-    """The command that measures a data set: what its plan changes."""
+    """The command that measures a data set, with the changed options of its plan."""
     values, usual = asdict(ledger.plan), asdict(Plan())
     changes = {name: value for name, value in values.items() if value != usual[name]}
     changes.pop("contenders", None)
@@ -216,7 +216,7 @@ def _own_command(ledger: Ledger) -> str:
 
 
 def _command(ledgers: Sequence[Ledger]) -> str:
-    """Where and how it was measured."""
+    """How and where it was measured."""
     commands = dict.fromkeys(_own_command(ledger) for ledger in ledgers)
     rows = []
     for ledger in ledgers:

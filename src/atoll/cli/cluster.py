@@ -1,4 +1,4 @@
-"""Sweeps on a cluster: the connection that `--on` asks for, and the live table of blocks."""
+"""Sweeps on a cluster: the connection for `--on`, and the live table of blocks."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,11 +17,11 @@ from atoll.runs.pace import duration, one_line
 
 __all__ = ["BlockTable", "on_cluster", "points_failed"]
 
-MOST_ROWS = 20  # blocks in the live table; those that run and failed come first
+MOST_ROWS = 20  # maximum blocks in the live table; running and failed ones come first
 
 
 class BlockTable:
-    """Shows blocks as they run: live on a terminal, a line for each change in a log."""
+    """Shows running blocks: live on a terminal, one line per change in a log."""
 
     def __init__(self, quiet: bool) -> None:
         self.quiet, self.last = quiet, ""
@@ -61,7 +61,7 @@ def _left(table: Table) -> str:
 
 
 def _grid(table: Table) -> Grid:
-    """A row for each block; on a large sweep those that run or failed, and the next ones."""
+    """One row per block; for a large sweep running, failed and next blocks."""
     order = {"running": 0, "failed": 1, "interrupted": 2, "waiting": 3, "done": 4}
     rows = sorted(table.blocks, key=lambda block: (order[block.state], block.number))
     grid = Grid(box=None, pad_edge=False)
@@ -88,7 +88,7 @@ def on_cluster(
     quiet: bool = False,
     count_steps: bool = False,
 ) -> Iterator[ClusterSweep | None]:
-    """What runs sweeps on the cluster that `--on` names; None where it names none."""
+    """The function that runs sweeps on the cluster named by `--on`; None without `--on`."""
     if not on:
         asked = {"--gpus-per-block": gpus is not None, "--points-per-block": points > 0}
         for flag, is_set in (asked | {"--no-shared-folder": not shared}).items():

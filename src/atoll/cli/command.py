@@ -1,4 +1,4 @@
-"""The command: registers its parts, runs, and turns every error into three lines."""
+"""The command: registers its parts, runs, and converts every error to three lines."""
 
 import errno
 import os
@@ -56,8 +56,8 @@ def options(
     """Federated continual learning: sites learn together, keep their data, and do not forget."""
 
 
-TAKES_SET = ("run", "sweep", "inspect", "reproduce")  # commands that have --set
-# what a print may fail with; other errors of the system without a file are not of printing
+TAKES_SET = ("run", "sweep", "inspect", "reproduce")  # commands with --set
+# errors of printing; other system errors without a file have other causes
 UNWRITABLE = (errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE)
 
 
@@ -66,7 +66,7 @@ def main() -> None:
     try:
         with joined_words():
             code = app(standalone_mode=False)
-        if code == EXIT_INTERRUPTED:  # Ctrl-C where no run was going on
+        if code == EXIT_INTERRUPTED:  # Ctrl-C while no run was active
             complain("interrupted", "atoll", "start it again", EXIT_INTERRUPTED)
         sys.stdout.flush()
     except UserError as error:
@@ -85,14 +85,14 @@ def main() -> None:
 
 
 def _remedy(error: Exception) -> str:
-    """What to do about a failed client; a run continues only with its own config."""
+    """The remedy for a failed client; a run continues only with its own config."""
     if "not finite" in str(error):
         return "training diverged: lower the rate, and start a new run in another folder"
     return "fix what failed, then continue with --resume"
 
 
 def _usage(error: Exception) -> None:
-    """The command line's own complaints, in our form."""
+    """Convert usage errors of the command line to our format."""
     message = getattr(error, "format_message", None)
     if message is None:
         return
@@ -111,20 +111,20 @@ def _usage(error: Exception) -> None:
 
 
 def _unknown_command(what: str) -> str:
-    """The word that stands where a command should; empty where that is not the complaint."""
+    """The unknown word in place of a command; empty for other errors."""
     unknown = re.match(r"No such command '(.+?)'", what)
     return unknown.group(1) if unknown else ""
 
 
 def _as_option(error: Exception, what: str) -> str:
-    """What --set would say, where an option of the run was given to the command; else nothing."""
+    """The error of --set for a run's option given to the command; else nothing."""
     from atoll.core.options import SYNONYMS  # noqa: PLC0415 - help must not wait for pydantic
 
     name = str(getattr(error, "option_name", ""))
     flag = name.lstrip("-").replace("-", "_")
     option = SYNONYMS.get(flag, flag)
     config = next((word for word in sys.argv[2:] if not word.startswith("-")), "")
-    options = {"model", *option_values(config), *option_values("")}  # the latter: of every split
+    options = {"model", *option_values(config), *option_values("")}  # latter: of all splits
     if option in options:
         return f"{option}={_value_after(name)}"
     extra = re.search(r"extra arguments?(?:\(s\))? \((\w[\w.]*=[^)]*)\)", what)
@@ -132,7 +132,7 @@ def _as_option(error: Exception, what: str) -> str:
 
 
 def _value_after(flag: str) -> str:
-    """What stands after a flag on the command line; VALUE where nothing does."""
+    """The value after a flag on the command line; VALUE if there is none."""
     for word, following in pairwise([*sys.argv[1:], "-"]):
         if word == flag and not following.startswith("-"):
             return following
@@ -142,7 +142,7 @@ def _value_after(flag: str) -> str:
 
 
 def _unwritable(error: Exception) -> None:
-    """What was to be printed could not be; the rest is thrown away, so that Python ends quietly."""
+    """Handle output that cannot be written; discards the rest, so that Python ends silently."""
     if not isinstance(error, OSError) or error.filename or _notes(error):
         return
     if error.errno in UNWRITABLE:

@@ -1,4 +1,4 @@
-"""What TAB completes: sketches of the commands with their options, and values. Needs no torch.
+"""Shell completion: sketches of the commands with their options, and values. Needs no torch.
 
 Every command has a sketch with its options and no body, so that completion imports nothing heavy.
 A test compares the sketches with the commands.
@@ -26,7 +26,7 @@ class Sketch(NamedTuple):
     """The arguments and options of a command."""
 
     arguments: str  # what each names: config, run, list, or - for anything; * after a list
-    options: str  # those that take a value
+    options: str  # options with values
     flags: str
 
 
@@ -95,10 +95,10 @@ def sketch(name: str) -> typer.Typer:
 
 
 def _empty(parts: Sketch) -> Callable[[], None]:
-    """A function with the parameters of a command, for typer to make a command of."""
+    """A function with the parameters of a command, for typer."""
 
     def command() -> None:
-        """Complete, and do nothing."""
+        """Complete, without side effects."""
 
     parameters = []
     for number, kind in enumerate(parts.arguments.split()):
@@ -169,7 +169,7 @@ def _run_folders() -> list[str]:
 
 @contextmanager
 def joined_words() -> Iterator[None]:
-    """Join what bash has cut at a =, so that key=value is one word; complete what follows the =."""
+    """Join words that bash has split at =, so that key=value is one word; complete the value."""
     words, place = os.environ.get("COMP_WORDS", ""), int(os.environ.get("COMP_CWORD", "0"))
     joined = _joined(words.replace("\n", " ").split(" "), place)
     if os.environ.get("_ATOLL_COMPLETE") != "complete_bash" or len(joined) > place:

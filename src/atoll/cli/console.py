@@ -12,11 +12,11 @@ from atoll.core.errors import printable
 
 __all__ = ["aside", "complain", "err", "out", "traceback_file"]
 
-PLAIN_WIDTH = 240  # characters of a line in a file or a pipe, so that hardly one is broken
+PLAIN_WIDTH = 240  # characters per line in a file or a pipe, so that few lines wrap
 
 
 def _console(stderr: bool) -> Console:
-    """As wide as the terminal or COLUMNS; else as PLAIN_WIDTH."""
+    """A console as wide as the terminal or COLUMNS; else PLAIN_WIDTH."""
     stream = sys.stderr if stderr else sys.stdout
     wide = None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
     return Console(stderr=stderr, width=wide, markup=False, emoji=False, highlight=False)
@@ -31,14 +31,14 @@ def aside(words: str) -> None:
 
 
 def complain(what: str, where: str, remedy: str, exit_code: int) -> None:
-    """Three lines on what is wrong, where, and what to do; then the end."""
+    """Print three lines on what is wrong, where, and what to do; then exit."""
     for name, text in (("error", what), ("where", where), ("to do", remedy)):
         print(f"{name}: {printable(text)}", file=sys.stderr)
     raise SystemExit(exit_code)
 
 
 def traceback_file(error: Exception, folder: Path | None) -> str:
-    """The file with all that is known of a fault: in the run's folder, else a temporary one."""
+    """The file with the traceback of a fault: in the run's folder, else a temporary one."""
     content = "".join(traceback.format_exception(error))
     try:
         whole = folder is not None and (folder / "config.toml").exists()

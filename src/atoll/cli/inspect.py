@@ -33,9 +33,9 @@ from atoll.runs.recipe import site_names
 __all__ = ["check", "inspect_command"]
 
 Array = np.ndarray[Any, Any]
-RESERVED = 2  # tokens that are no words: padding and unknown
-FEW_TESTS = 30  # test rows of a site below which its result says little
-MOST_SIZES = 3  # of the images of a site that are shown
+RESERVED = 2  # tokens that are not words: padding and unknown
+FEW_TESTS = 30  # test rows of a site below which its result is unreliable
+MOST_SIZES = 3  # number of images shown per site
 DEALT = ("train", "valid", "test", "common", "own")
 
 
@@ -84,7 +84,7 @@ def _survey_or_suggestions(contents: Contents, suggested: list[tuple[str, str]])
 
 
 def check(config: RunConfig) -> None:
-    """Raise what `inspect` raises on the data of a config, and show nothing."""
+    """Raise the errors of `inspect` for the data of a config, without output."""
     if config.split == "files" and "files" in config.data:
         values = {key: value for key, value in config.data.items() if key != "name"}
         contents = read_contents(build(tables.TableOptions, values, "[data]"))
@@ -94,7 +94,7 @@ def check(config: RunConfig) -> None:
 
 
 def _few_tests(site: str, rows: int, regression: bool) -> tuple[str, str]:
-    """What few test rows mean, and what to do."""
+    """The consequences of few test rows, and the remedy."""
     points = f"each is {100 / rows:.0f} points of its accuracy"
     words = "its errors are uncertain" if regression else points
     return f"{site} has {rows} test rows: {words}", "add rows, or use atoll run --seeds"
@@ -123,7 +123,7 @@ def _suggested(config: RunConfig) -> list[tuple[str, str]]:
 
 
 def _refuse_broken_images(config: RunConfig) -> None:
-    """List all image files that cannot be read, not the first alone."""
+    """List all image files that cannot be read, not only the first."""
     folders = [str(one) for one in config.data.get("images", ())]
     broken = broken_images(folders)
     if broken:
@@ -134,7 +134,7 @@ def _refuse_broken_images(config: RunConfig) -> None:
 
 
 def _dealt(run_parts: Parts) -> list[list[str]]:
-    """What each site has: rows of all stages, and columns."""
+    """The data of each site: rows of all stages, and columns."""
     dealt_rows, called = holdings(run_parts), site_names(run_parts)
     rows = []
     for id, site in dealt_rows["sites"].items():
@@ -144,7 +144,7 @@ def _dealt(run_parts: Parts) -> list[list[str]]:
 
 
 def _print_dataset(run_parts: Parts) -> None:
-    """What own texts, images and parties hold: classes by site, sizes, columns by party."""
+    """Print the content of own texts, images and parties: classes by site, sizes, columns."""
     dataset = run_parts.dataset
     if dataset.kind == "text":
         _print_groups(dataset, "files", _text_lengths)
@@ -186,7 +186,7 @@ def _print_groups(dataset: Dataset, title: str, measure: Callable[[Array], list[
 
 
 def _text_lengths(tokens: Array) -> list[str]:
-    """Median and largest number of tokens of a text, and distinct words; 0 is padding."""
+    """Median and maximum number of tokens per text, and distinct words; 0 is padding."""
     lengths = (tokens != 0).sum(1)
     return [
         f"{int(np.median(lengths))}, at most {lengths.max()}",
@@ -276,7 +276,7 @@ def _print_survey(survey: tables.Survey) -> None:
 
 
 def _print_stages(survey: tables.Survey) -> None:
-    """Which classes and columns come when."""
+    """Print which classes and columns arrive at which stage."""
     used = [column.name for column in survey.columns if column.where != "left out"]
     seen, rows = set[str](), []
     for stage in survey.stages:

@@ -43,8 +43,8 @@ __all__ = ["Changes", "register"]
 Passphrase = Annotated[
     bool, typer.Option("--passphrase", help=f"ask for the key's passphrase; or set {PASSPHRASE}")
 ]
-MOST_ROWS = 5000  # of a site for which a run is looked at in advance
-PROGRESS_SECONDS = 10.0  # at least between two lines of a log that differ in progress alone
+MOST_ROWS = 5000  # row counts of a site for which a run is checked in advance
+PROGRESS_SECONDS = 10.0  # minimum seconds between two log lines that differ only in progress
 
 
 def init_command(
@@ -83,7 +83,7 @@ def init_command(
 
 
 def _say_row_counts(config: RunConfig | None) -> None:
-    """Say with how many rows a site's drafted contract refuses the run it is drafted for."""
+    """Print the row counts at which a site's drafted contract refuses its run."""
     ranges = refused_counts(config, drafted_contract(config), MOST_ROWS) if config else []
     if ranges:
         shown = [str(a) if a == b else f"{a:,} to {b:,}" for a, b in ranges]
@@ -296,7 +296,7 @@ def rehearse_command(
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM interrupts like Ctrl-C, so that what was started is ended."""
+    """Let SIGTERM interrupt like Ctrl-C, so that child processes are ended."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -330,7 +330,7 @@ def egress_command(
 
 
 def _note(quiet: bool) -> Callable[[str], None]:
-    """How a line is shown that stays on the screen."""
+    """Return a function that shows a persistent line on the screen."""
 
     def note(line: str) -> None:
         if not quiet:
@@ -345,7 +345,7 @@ def _say(text: str) -> None:
 
 @contextmanager
 def _lines(quiet: bool) -> Iterator[Callable[[list[str]], None]]:
-    """One line for each party: live on a terminal; in a log when something has changed."""
+    """One line per party: live on a terminal; in a log when something has changed."""
     live = Live(console=err, transient=True) if err.is_terminal and not quiet else None
     log = Changes()
 
@@ -370,7 +370,7 @@ def _lines(quiet: bool) -> Iterator[Callable[[list[str]], None]]:
 
 
 def _called(kit: Kit, runs: list[Run]) -> list[str]:
-    """Which site is which client of the records, where their names differ."""
+    """Map sites to clients of the records, if their names differ."""
     sentences = dict[str, None]()
     for run in runs:
         pairs = zip(kit.sites, run.facts["clients"], strict=True)
@@ -381,7 +381,7 @@ def _called(kit: Kit, runs: list[Run]) -> list[str]:
 
 
 def _ask(with_passphrase: bool, confirm: bool = False) -> None:
-    """Ask for a passphrase; NVFlare's processes have it from the environment."""
+    """Ask for a passphrase; NVFlare's processes read it from the environment."""
     if with_passphrase:
         typed = typer.prompt("passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
         os.environ[PASSPHRASE] = typed
@@ -396,7 +396,7 @@ class Changes:
     def changed(self, lines: list[str]) -> bool:
         """Whether a party came, went or was refused, or a round ended some seconds ago.
 
-        Times and byte counts change all the time and are no news.
+        Ignores times and byte counts, which change all the time.
         """
         fixed = [" ".join(re.sub(r"\d[\d,]* (s|bytes)\b", "", line).split()) for line in lines]
         late = self.clock() - self.when > PROGRESS_SECONDS
@@ -407,7 +407,7 @@ class Changes:
 
 
 def _parties(lines: list[str]) -> list[str]:
-    """Who is there and who is not, without what each is doing."""
+    """The connection state of each party, without its activity."""
     states = [re.sub(r"(stage \S+ round \S+ done|running)", "at work", line) for line in lines]
     return [
         re.sub(r"working on \w+|idle for", "connected", line).partition(",")[0] for line in states
@@ -415,7 +415,7 @@ def _parties(lines: list[str]) -> list[str]:
 
 
 def _interrupted(folder: Path) -> UserError:
-    """What is left of a run that was stopped with Ctrl-C."""
+    """What remains of a run that was stopped with Ctrl-C."""
     if (folder / "checkpoint.safetensors").exists():
         what, remedy = "interrupted; the state is saved", "continue with --resume"
     else:

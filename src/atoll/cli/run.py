@@ -50,7 +50,7 @@ from atoll.runs.track import checked, tracked
 __all__ = ["numbers", "register"]
 
 MOST_SEEDS = 10_000
-MOST_SITES = 50  # each of which is also trained alone when a run has ended
+MOST_SITES = 50  # maximum sites that are also trained alone after a run
 
 
 def run_command(
@@ -96,7 +96,7 @@ def run_command(
 
 
 def _print_end(run: Run, folder: Path, verbose: bool, quiet: bool) -> None:
-    """How jobs were computed, if that is asked for, and the next step."""
+    """Print how jobs were computed, if requested, and the next step."""
     if verbose:
         print_choices(run)
     if not quiet:
@@ -104,14 +104,14 @@ def _print_end(run: Run, folder: Path, verbose: bool, quiet: bool) -> None:
 
 
 def _refuse_others(todo: Sequence[tuple[RunConfig, Path]]) -> None:
-    """Refuse to resume where there is no run, or one of another config."""
+    """Refuse to resume if there is no run, or one with another config."""
     refuse_absent(part for _, part in todo)
     for config, part in todo:
         refuse_other_config(config, part)
 
 
 def _answered(folders: list[Path], quiet: bool) -> dict[str, Any] | None:
-    """Whether joining helps; a line that says why where that is not computed."""
+    """Whether joining helps; a line with the reason if it is not computed."""
     if len(Run(folders[0]).facts["clients"]) > MOST_SITES:
         aside(f"no answer for more than {MOST_SITES} sites; compute it with atoll answer")
         return None
@@ -161,7 +161,7 @@ def sweep_command(
         limits = (gpus_per_block, points_per_block, shared_folder)
         with on_cluster(on, *limits, quiet or as_json) as sweeper:
             ended = None if sweeper is None else _sweep_on(sweeper, members, folder)
-        if ended is not None:  # the live table is gone: it would erase what is printed
+        if ended is not None:  # after the live table ends, which would erase the output
             _print_ended(members, *ended, folder, as_json)
             return
         with Watching(members[0].config, quiet or as_json, members[0].folder) as watch:
@@ -173,7 +173,7 @@ def sweep_command(
 def _sweep_on(
     sweeper: Sweeper, members: list[Point], folder: Path
 ) -> tuple[list[Run], dict[int, BaseException]]:
-    """Run a sweep on a cluster: the runs that have ended, and the errors of the others."""
+    """Run a sweep on a cluster; returns the finished runs, and the errors of the others."""
     failed: dict[int, BaseException] = {}
     job = partial(sweeper, members, folder, failed=failed)
     return guarded(folder, lambda stopping: job(stopping=stopping)), failed
@@ -186,7 +186,7 @@ def _print_ended(
     folder: Path,
     as_json: bool,
 ) -> None:
-    """Print the points that have ended; then name those that failed."""
+    """Print the finished points, then name the failed ones."""
     if runs:
         ended = [point for number, point in enumerate(members) if number not in failed]
         _print_sweep(ended, runs, folder, as_json)
@@ -196,7 +196,7 @@ def _print_ended(
 
 
 def _again(folder: Path) -> str:
-    """The command that goes on in this folder with what is missing."""
+    """The command that continues in this folder with the missing points."""
     words = [word for word in sys.argv[1:] if word != "--resume"]
     place = [] if any(word.split("=")[0] == "--out" for word in words) else ["--out", str(folder)]
     return shlex.join(["atoll", *words, *place])
@@ -290,7 +290,7 @@ def reproduce_command(
 
 
 def _refuse_on(on: str, flags: dict[str, bool]) -> None:
-    """Refuse a cluster beside flags that use none."""
+    """Refuse a cluster together with flags that use none."""
     for flag, is_set in flags.items():
         if on and is_set:
             raise UserError(f"{flag} does not run on a cluster", flag, "leave --on out")
@@ -299,7 +299,7 @@ def _refuse_on(on: str, flags: dict[str, bool]) -> None:
 def _measured(
     paper: str, request: Any, on: str, gpus: float | None, failed: list[Exception]
 ) -> dict[str, bytes]:
-    """Measure here or on a cluster; the files of the ledger."""
+    """Measure here or on a cluster; returns the files of the ledger."""
     from atoll.reproduce.papers import again, pages  # noqa: PLC0415
     from atoll.reproduce.sweeps import sweeping_with  # noqa: PLC0415
 
@@ -311,7 +311,7 @@ def _measured(
 
 
 def _report_checks(checks: Sequence[Any]) -> None:
-    """Print what was measured again; an error if a cell is another."""
+    """Print repeated measurements; raises an error if a cell differs."""
     for check in checks:
         out.print(str(check), soft_wrap=True)
     failures = [check for check in checks if not check.passed]
@@ -343,7 +343,7 @@ def _of_a_measurement(error: Exception) -> Exception:
 
 
 def numbers(text: str, where: str) -> list[int]:
-    """0,1,2 or 0..4 as numbers, each once."""
+    """Parse 0,1,2 or 0..4 as numbers, without duplicates."""
     listed: list[int] = []
     for piece in text.split(","):
         first, _, last = piece.strip().partition("..")

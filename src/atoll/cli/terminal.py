@@ -1,4 +1,4 @@
-"""What the command prints: tables, progress, errors; and what stops it."""
+"""Output of the command: tables, progress, errors; and interruption."""
 
 import json
 import math
@@ -42,12 +42,12 @@ __all__ = [
 
 
 T = TypeVar("T")
-NARROWEST = 60  # characters of a second column below which pairs are printed in lines
+NARROWEST = 60  # characters of a second column below which pairs are printed on separate lines
 
 
 @contextmanager
 def stoppable(words: str, *signals: int) -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks to stop and prints `words`, the second stops at once."""
+    """The first Ctrl-C asks to stop and prints `words`, the second stops immediately."""
     received: list[int] = []
 
     def stop(number: int, _: FrameType | None) -> None:
@@ -65,7 +65,7 @@ def stoppable(words: str, *signals: int) -> Iterator[Callable[[], bool]]:
 
 
 def guarded(folder: Path, work: Callable[[Callable[[], bool]], T]) -> T:
-    """Run some work until it ends or the user stops it; a fault leaves a traceback file."""
+    """Run a function until it ends or the user stops it; a fault leaves a traceback file."""
     with stoppable("stopping after this round") as stopping:
         try:
             return work(stopping)
@@ -160,7 +160,7 @@ def compute_answer(folders: Sequence[Path], quiet: bool) -> dict[str, Any]:
 
 
 def print_answer(answer: Mapping[str, Any]) -> None:
-    """Print a sentence on all sites and a line on each."""
+    """Print one sentence on all sites and one line per site."""
     for line in in_words(answer):
         out.print(Text(printable(line)), soft_wrap=True)
 
@@ -174,7 +174,7 @@ def size(count: float) -> str:
 
 
 def print_choices(run: Run) -> None:
-    """How the jobs of a run were computed, and why."""
+    """Print how the jobs of a run were computed, and why."""
     path = run.folder / "engine.json"
     for choice in json.loads(path.read_text()).values() if path.exists() else ():
         members = f"{choice['members']} client{'s' * (choice['members'] > 1)}"
@@ -182,7 +182,7 @@ def print_choices(run: Run) -> None:
 
 
 def print_pairs(pairs: list[tuple[str, str]], title: str | None = None) -> None:
-    """Print two columns; where these are too wide, each second part is below its first."""
+    """Print two columns; if these are too wide, print each second part below its first."""
     left = max((cell_len(first) for first, _ in pairs), default=0)
     right = max((cell_len(second) for _, second in pairs), default=0)
     if left + 2 + min(right, NARROWEST) > out.width:
@@ -221,7 +221,7 @@ def print_grid(title: str, header: list[str], rows: list[list[str]]) -> None:
 
 
 def _as_json(run: Run, withheld: Collection[str]) -> dict[str, Any]:
-    """The results of one run; withheld sites are in no mean."""
+    """The results of one run; means exclude withheld sites."""
     metrics = shown_metrics(run, withheld)
     headline = metrics.get(run.headline, {})
     return {

@@ -1,6 +1,6 @@
 """Receives what nodes send: the state of each block, and checkpoints and records as bytes.
 
-It runs on the driver's node, as an actor, and takes and gives `str` and `bytes` only.
+It runs as an actor on the driver's node; arguments and results are only `str` and `bytes`.
 """
 
 import json
@@ -17,10 +17,10 @@ REPLACED = "replaced"  # another attempt of the block has begun: end and send no
 
 
 class Collector:
-    """The driver's side of all blocks.
+    """The driver's view of all blocks.
 
-    A block that is tried again has a new attempt; what an older one sends is refused, so that a
-    node that was believed dead cannot write over the work of its successor.
+    Each retry of a block is a new attempt. The collector refuses data from older attempts, so a
+    node that was presumed dead cannot overwrite the work of its successor.
     """
 
     def __init__(self, folder: str) -> None:
@@ -29,19 +29,19 @@ class Collector:
         self.stopping = False
 
     def begin(self, block: str, attempt: str, where: str) -> str:
-        """An attempt of a block has begun at a node."""
+        """Register the start of an attempt of a block on a node."""
         before = self.blocks.get(block, {"attempts": 0})
         count = before["attempts"] + 1
         self.blocks[block] = {"attempt": attempt, "where": where, "attempts": count}
         return STOP if self.stopping else GO
 
     def fetch(self, path: str) -> bytes:
-        """What there is of a point."""
+        """The saved files of a point as a parcel; empty if there are none."""
         folder = self._point(path)
         return pack(folder) if (folder / "config.toml").exists() else b""
 
     def put(self, block: str, attempt: str, path: str, parcel: bytes) -> str:
-        """Write what a node has of a point; a point that has ended is not written again."""
+        """Write a node's files of a point; never overwrites a finished point."""
         if not self._is_current(block, attempt):
             return REPLACED
         folder = self._point(path)
@@ -50,7 +50,7 @@ class Collector:
         return STOP if self.stopping else GO
 
     def report(self, block: str, attempt: str, rounds: str, of: str) -> str:
-        """So many rounds of the points of a block have ended, of at most so many."""
+        """Update a block's number of completed rounds and its maximum number of rounds."""
         if not self._is_current(block, attempt):
             return REPLACED
         self.blocks[block] |= {"rounds": int(rounds), "of": int(of)}
@@ -62,19 +62,19 @@ class Collector:
         return STOP
 
     def states(self) -> str:
-        """For each block that has begun: where, how often, and how far."""
+        """The node, attempts and progress of each started block, as JSON."""
         return json.dumps(self.blocks)
 
     def _is_current(self, block: str, attempt: str) -> bool:
-        """Whether no later attempt has begun; one that is not known is current.
+        """Whether no later attempt has started; an unknown attempt counts as current.
 
-        An actor that was restarted knows none.
+        A restarted actor knows no attempts.
         """
         status = self.blocks.setdefault(block, {"attempt": attempt, "where": "", "attempts": 1})
         return bool(status["attempt"] == attempt)
 
     def _point(self, path: str) -> Path:
-        """The folder of a point; never outside that of the sweep."""
+        """The folder of a point; raises ValueError if it is outside the sweep's folder."""
         folder = (self.folder / path).resolve()
         if not folder.is_relative_to(self.folder.resolve()):
             raise ValueError(path)

@@ -1,4 +1,4 @@
-"""The driver of a sweep on a cluster: deals points into blocks, follows them, gathers records."""
+"""The driver of a sweep on a cluster: splits points into blocks and collects their records."""
 
 import dataclasses
 import json
@@ -28,54 +28,54 @@ if TYPE_CHECKING:
 __all__ = ["Backend", "ClusterSweep", "Watch"]
 
 Watch = Callable[[Table], None]
-POLL = 0.5  # seconds between two looks at the cluster
-APPEARS = 60.0  # seconds until the record that a node has written must be seen here
-PATIENCE = 60.0  # seconds to wait for a record that a worker of an earlier driver still holds
+POLL = 0.5  # seconds between two polls of the cluster
+APPEARS = 60.0  # timeout in seconds until a record written by a node is visible here
+PATIENCE = 60.0  # seconds to wait for a record that a worker of an earlier driver still locks
 
 
 class Backend(Protocol):
-    """What the driver asks of a cluster; `ray.py` has the one for Ray."""
+    """The interface of a cluster to the driver; `ray.py` implements it for Ray."""
 
     def slots(self, threads: int, gpus: float) -> int:
-        """How many blocks can run at the same time."""
+        """The number of blocks that can run at the same time."""
 
     def has_gpus(self) -> bool:
         """Whether any node has a GPU."""
 
     def check(self, spec: str) -> Mapping[str, str]:
-        """What `node.check` answers on each node, by the node's name."""
+        """The result of `node.check` on each node, by node name."""
 
     def open(self, folder: Path) -> None:
         """Start the collector of a sweep."""
 
     def submit(self, spec: str, threads: int, gpus: float) -> Any:
-        """Queue a block; a handle."""
+        """Queue a block and return a handle."""
 
     def ended(self, handles: Sequence[Any], seconds: float) -> list[tuple[Any, str]]:
-        """Blocks that have ended, with what `node.run_block` returned or a NodeError as text."""
+        """Finished blocks, with the result of `node.run_block` or a NodeError as text."""
 
     def states(self) -> str:
-        """What `Collector.states` answers."""
+        """The result of `Collector.states`."""
 
     def stop(self, waiting: Sequence[Any]) -> None:
-        """Ask running blocks to save and end; those that wait do not begin."""
+        """Ask running blocks to save and end; queued blocks do not start."""
 
     def close(self) -> None:
-        """End the collector of a sweep."""
+        """Stop the collector of a sweep."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ClusterSweep:
     """Runs sweeps on a cluster; called like `runs.sweep.sweep`.
 
-    It always goes on with what is in the folder: points that have ended are not run again.
+    It always resumes from the sweep's folder: finished points do not run again.
     """
 
     backend: Backend
     options: ClusterOptions
     show: Watch = lambda table: None
-    count_steps: bool = False  # then an attempt of a block begins its points anew
-    steps: dict[int, int] = dataclasses.field(default_factory=dict)  # of the last sweep, by number
+    count_steps: bool = False  # if true, an attempt of a block restarts its points
+    steps: dict[int, int] = dataclasses.field(default_factory=dict)  # of the last sweep, by point
 
     def __call__(
         self,
@@ -87,7 +87,7 @@ class ClusterSweep:
         stopping: Callable[[], bool] = lambda: False,
         failed: dict[int, BaseException] | None = None,
     ) -> list[Run]:
-        """Run the points that have not ended; `watch` is not called: `show` gets the table."""
+        """Run the unfinished points; calls `show` with the table, and never `watch`."""
         failures: dict[int, BaseException] = {} if failed is None else failed
         _refuse_objects(members)
         with _folder(members, folder.resolve()) as (home, todo):
@@ -105,7 +105,7 @@ class ClusterSweep:
         stopping: Callable[[], bool],
         failures: dict[int, BaseException],
     ) -> None:
-        """Check the nodes, then run blocks until all have ended."""
+        """Check the nodes, then run all blocks to their end."""
         threads = max(members[n].config.engine_options().threads for n in todo) or 1
         gpus = self._gpus(members[todo[0]])
         with _token(home) as token:
@@ -134,14 +134,14 @@ class ClusterSweep:
                 _write_blocks(home, follow.table)
 
     def _gpus(self, point: "Point") -> float:
-        """The GPUs of a block: what was asked for, else one where the run may use it."""
+        """The GPUs of a block: the requested number, else 1 if the run may use a GPU."""
         if self.options.gpus is not None:
             return self.options.gpus
         device = point.config.engine_options().device
         return 1.0 if device != "cpu" and self.backend.has_gpus() else 0.0
 
     def _check(self, members: Sequence["Point"], base: dict[str, Any], todo: Sequence[int]) -> None:
-        """Refuse nodes with another atoll, or without the data of the points."""
+        """Refuse nodes with another version of atoll, or without the data of the points."""
         kinds: dict[str, str] = {}
         for number in todo:
             config = members[number].config
@@ -153,7 +153,7 @@ class ClusterSweep:
 
 
 class _Follower:
-    """Follows the blocks of a sweep until all have ended."""
+    """Monitors the blocks of a sweep until all have ended."""
 
     def __init__(
         self,
@@ -168,20 +168,20 @@ class _Follower:
         self.handles: dict[Any, Block] = {}
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Wait for every block; InterruptedRunError if the user stopped them."""
+        """Wait for all blocks; raises InterruptedRunError if the user stopped them."""
         while self.handles:
             for handle, text in self.backend.ended(list(self.handles), POLL):
                 self._end(self.handles.pop(handle), text)
             self._update(json.loads(self.backend.states()))
             self.show(self.table)
-            if stopping():  # each time: a collector that started again has forgotten it
+            if stopping():  # repeat it: a restarted collector has lost the request
                 waiting = [h for h, block in self.handles.items() if block.state == "waiting"]
                 self.backend.stop(waiting)
         if self.table.count("interrupted") or self.table.count("waiting"):
             raise InterruptedRunError
 
     def _update(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take over what the nodes have reported."""
+        """Copy the reported states of the nodes to the blocks."""
         for block in self.table.blocks:
             state = states.get(str(block.number))
             if state is None:
@@ -192,9 +192,9 @@ class _Follower:
                 block.state = "running"
 
     def _end(self, block: Block, text: str) -> None:
-        """A block has ended: in records, in errors, or before its end."""
+        """Handle the end of a block: finished, failed or interrupted."""
         result = json.loads(text)
-        if "error" in result:  # the task itself failed: no worker survived, or atoll is not there
+        if "error" in result:  # the task itself failed: all workers died, or atoll is not installed
             result = {"failed": dict.fromkeys(map(str, block.points), result["error"]), **result}
         block.seconds, block.overhead = result.get("seconds", 0.0), result.get("overhead", 0.0)
         block.choices = result.get("choices", {})
@@ -208,7 +208,7 @@ class _Follower:
         block.state = "interrupted" if result["interrupted"] else "failed" if errors else "done"
 
     def _without_record(self, numbers: Sequence[int]) -> dict[int, Exception]:
-        """Points whose record does not appear; the disk of a network may show it late."""
+        """Points whose record does not appear in time; a network disk may show it with a delay."""
         deadline = time.monotonic() + APPEARS
         while True:
             paths = {n: self.members[n].folder / "result.json" for n in numbers}
@@ -222,7 +222,7 @@ class _Follower:
 
 @contextmanager
 def _folder(members: Sequence["Point"], folder: Path) -> Iterator[tuple[Path, list[int]]]:
-    """The sweep's folder, locked against a second driver, and the points that have not ended."""
+    """The sweep's folder, locked against a second driver, and the unfinished points."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -236,7 +236,7 @@ def _folder(members: Sequence["Point"], folder: Path) -> Iterator[tuple[Path, li
 
 
 def _has_ended(point: "Point") -> bool:
-    """Whether a point has its final record; its files are checked if so."""
+    """Whether a point has its final record; checks the files of the record."""
     if not (point.folder / "result.json").exists():
         return False
     with Record.reopen(point.folder, PATIENCE) as record:
@@ -245,8 +245,8 @@ def _has_ended(point: "Point") -> bool:
 
 @contextmanager
 def _token(folder: Path) -> Iterator[str]:
-    """A file by which nodes see whether they share the folder; its name."""
-    for left in folder.glob(".shared-*"):  # by a driver that was killed
+    """Write a file that shows nodes whether they share the folder; return its name."""
+    for left in folder.glob(".shared-*"):  # left by a killed driver
         left.unlink(missing_ok=True)
     path = folder / f".shared-{secrets.token_hex(8)}"
     write_whole(path, b"")
@@ -257,7 +257,7 @@ def _token(folder: Path) -> Iterator[str]:
 
 
 def _of_block(block: Block, members: Sequence["Point"], home: Path) -> dict[str, Any]:
-    """What a node is told of a block."""
+    """The description of a block that a node receives."""
     points = [members[number] for number in block.points]
     return {
         "block": block.number,
@@ -274,7 +274,7 @@ def _write_blocks(folder: Path, table: Table) -> None:
 
 
 def _refuse_objects(members: Sequence["Point"]) -> None:
-    """Refuse networks of this Python session: no other process has them."""
+    """Refuse networks defined in this Python session: other processes cannot load them."""
     for point in members:
         if MEMORY in json.dumps([point.config.model, point.config.models, point.config.method]):
             what = "an object of this Python session cannot go to a cluster"
@@ -283,7 +283,7 @@ def _refuse_objects(members: Sequence["Point"]) -> None:
 
 
 def _refuse_node(node: str, text: str, own: str) -> None:
-    """Refuse a node that would compute something else, or nothing."""
+    """Refuse a node whose results would differ or that cannot run the sweep."""
     answer = json.loads(text)
     error = from_text(answer["error"]) if answer["error"] else None
     if isinstance(error, NodeError):
@@ -301,6 +301,6 @@ def _refuse_node(node: str, text: str, own: str) -> None:
 
 
 def _too_small(options: ClusterOptions, threads: int, gpus: float) -> UserError:
-    """The error of a cluster on which no block can run."""
+    """The error for a cluster on which no block can run."""
     what = f"no node has {threads} CPUs and {gpus:g} GPUs for a block"
     return UserError(what, options.name, "change --gpus-per-block or engine.threads, or add nodes")

@@ -1,4 +1,4 @@
-"""Errors of a node as JSON, and back: nothing is unpickled."""
+"""Converts errors of a node to JSON and back, without pickle."""
 
 import json
 import traceback
@@ -9,7 +9,7 @@ __all__ = ["NodeError", "as_text", "from_text"]
 
 
 class NodeError(Exception):
-    """An error of a node that is of no kind of atoll's own; it has the traceback as a note."""
+    """An error of a node that is not one of atoll's error classes; its traceback is a note."""
 
 
 def as_text(error: BaseException) -> str:

@@ -32,29 +32,29 @@ from atoll.runs.sweep import Point, sweep
 __all__ = ["Driver", "check", "run_block"]
 
 BETWEEN = 0.5  # seconds between two reports
-PATIENCE = 120.0  # seconds to wait for a record that a dying worker still holds
+PATIENCE = 120.0  # seconds to wait for a record that a dying worker still locks
 
-Spec = Mapping[str, Any]  # what the driver asks of a node, plain values
+Spec = Mapping[str, Any]  # a request of the driver to a node: plain values
 
 
 class Driver(Protocol):
-    """What a node calls at the driver; see `Collector`."""
+    """The methods of the driver that a node calls; see `Collector`."""
 
     def begin(self, block: str, attempt: str, where: str) -> str:
-        """An attempt of a block begins here."""
+        """Register the start of an attempt on this node."""
 
     def fetch(self, path: str) -> bytes:
-        """What the driver has of a point."""
+        """The driver's files of a point."""
 
     def put(self, block: str, attempt: str, path: str, parcel: bytes) -> str:
         """Send a point."""
 
     def report(self, block: str, attempt: str, rounds: str, of: str) -> str:
-        """Report progress; the answer says whether to go on."""
+        """Report progress; returns whether to continue."""
 
 
 def check(spec: Spec) -> dict[str, Any]:
-    """What this node is, and why it cannot run the blocks of a sweep, if so."""
+    """Describe this node, and why it cannot run the blocks of a sweep, if it cannot."""
     facts: dict[str, Any] = {"source": source(), "error": ""}
     if facts["source"] != spec["source"]:
         return facts
@@ -70,12 +70,12 @@ def check(spec: Spec) -> dict[str, Any]:
 
 
 def _sees_folder(spec: Spec) -> bool:
-    """Whether the sweep's folder is on this node's disk too, and may be written."""
+    """Whether this node sees the sweep's folder and may write to it."""
     return bool(spec["shared"] and os.access(Path(spec["folder"]) / spec["token"], os.W_OK))
 
 
 def _enter(spec: Spec) -> None:
-    """Use the driver's working directory where it exists: paths of a config are relative to it."""
+    """Use the driver's working directory if it exists: config paths are relative to it."""
     if Path(spec["home"]).is_dir():
         os.chdir(spec["home"])
 
@@ -85,7 +85,7 @@ def _config(text: str) -> RunConfig:
 
 
 def run_block(spec: Spec, driver: Driver, where: str) -> dict[str, Any]:
-    """Run the points of a block, or go on with them: what failed, and how long it took."""
+    """Run or resume the points of a block; return the failures and the duration."""
     began, attempt = time.monotonic(), secrets.token_hex(8)
     order = driver.begin(str(spec["block"]), attempt, where)
     result: dict[str, Any] = {"failed": {}, "interrupted": order != GO, "steps": {}, "choices": {}}
@@ -98,7 +98,7 @@ def run_block(spec: Spec, driver: Driver, where: str) -> dict[str, Any]:
                 job = _BlockRun(spec, driver, members, scratch, attempt)
                 job.sends = not shared
                 result |= job.run()
-        except Exception as error:  # of the whole block: no disk, another config, a lock
+        except Exception as error:  # an error of the whole block: no disk, another config, a lock
             result["failed"] = {str(n): as_text(error) for n in spec["numbers"]}
     total = time.monotonic() - began
     return {**result, "seconds": total, "overhead": total - result.get("trained", 0.0)}
@@ -106,9 +106,9 @@ def run_block(spec: Spec, driver: Driver, where: str) -> dict[str, Any]:
 
 @contextmanager
 def _workplace(spec: Spec, driver: Driver, shared: bool) -> Iterator[tuple[list[Point], Path]]:
-    """The points with their folders, and a folder that goes: for what is the block's alone.
+    """The points with their folders, and a temporary folder for the block.
 
-    The points are in the sweep's folder if that is `shared`, else in the folder that goes.
+    The points are in the sweep's folder if it is `shared`, else in the temporary folder.
     """
     with tempfile.TemporaryDirectory(prefix="atoll-block-") as name:
         scratch = Path(name)
@@ -116,7 +116,7 @@ def _workplace(spec: Spec, driver: Driver, shared: bool) -> Iterator[tuple[list[
         members = []
         for path, text in zip(spec["paths"], spec["configs"], strict=True):
             folder = root / path
-            if spec["count_steps"]:  # steps are those of one whole attempt
+            if spec["count_steps"]:  # count the steps of one whole attempt
                 _empty(folder)
             elif not shared:
                 unpack(driver.fetch(path), folder)
@@ -125,7 +125,7 @@ def _workplace(spec: Spec, driver: Driver, shared: bool) -> Iterator[tuple[list[
 
 
 def _empty(folder: Path) -> None:
-    """Remove what an earlier attempt has left, once it writes no more; never its lock."""
+    """Remove the files of an earlier attempt once it stops writing; keep its lock."""
     if not folder.is_dir():
         return
     with FolderLock(folder, PATIENCE) as lock:
@@ -144,11 +144,11 @@ class _BlockRun:
         self.scratch, self.attempt = scratch, attempt
         self.order, self.reported = GO, 0.0
         self.rounds = sum(_lines(point.folder / "times.jsonl") for point in members)
-        self.sends = True  # false where the sweep's folder is on this node's disk
+        self.sends = True  # false if this node sees the sweep's folder
         self.sent = {point.folder: _stamp(point.folder) for point in members}
 
     def run(self) -> dict[str, Any]:
-        """Run stack by stack; every point ends in a record or in an error."""
+        """Run stack by stack; every point ends with a record or an error."""
         began = time.monotonic()
         size = self._points_per_stack()
         failed: dict[int, BaseException] = {}
@@ -158,7 +158,7 @@ class _BlockRun:
             stack = self.members[start : start + size]
             try:
                 further, counted, chosen = self._run_stack(stack, self.scratch / str(start))
-            except Exception as error:  # of the stack: the others go on
+            except Exception as error:  # an error of the stack: the other stacks continue
                 further, counted, chosen = dict.fromkeys(range(len(stack)), error), {}, {}
             failed |= {start + number: error for number, error in further.items()}
             steps |= {start + number: count for number, count in counted.items()}
@@ -182,7 +182,7 @@ class _BlockRun:
     def _run_stack(
         self, stack: Sequence[Point], scratch: Path
     ) -> tuple[dict[int, BaseException], dict[int, int], dict[str, Any]]:
-        """One sweep in this process: errors and steps by number, and how jobs were computed."""
+        """Run one sweep in this process; return errors and steps by point, and the job choices."""
         counters: dict[int, StepCounter] = {}
 
         def engine(run_parts: Parts, executor: JobExecutor) -> LocalEngine:
@@ -201,7 +201,7 @@ class _BlockRun:
         return failed, steps, json.loads(path.read_text()) if path.exists() else {}
 
     def _points_per_stack(self) -> int:
-        """How many points this node's memory holds at once; small blocks are not measured."""
+        """The number of points that fit into this node's memory; does not measure small blocks."""
         count, data = len(self.members), {}  # type: int, dict[str, Any]
         config = self._first_config(data)
         if config is None:
@@ -216,7 +216,7 @@ class _BlockRun:
         return min(count, points_per_stack(run_parts, again, LocalEngine, self.spec["share"]))
 
     def _first_config(self, data: dict[str, Any]) -> RunConfig | None:
-        """The config of the first point that can begin; the others name their errors later."""
+        """The config of the first point that can start; the sweep reports other points' errors."""
         for point in self.members:
             with suppress(Exception):
                 parts(point.config, data)
@@ -224,7 +224,7 @@ class _BlockRun:
         return None
 
     def _watch(self, progress: Progress) -> None:
-        """Count a round, send new checkpoints, and ask the driver whether to go on."""
+        """Count a round, send new checkpoints, and ask the driver whether to continue."""
         self.rounds += 1
         now = time.monotonic()
         if now - self.reported < BETWEEN:
@@ -239,7 +239,7 @@ class _BlockRun:
         return self.order != GO
 
     def _send(self, always: bool = False) -> None:
-        """Send points with a new checkpoint, at the end all; nothing where the disk is shared."""
+        """Send points with a new checkpoint, or all at the end; nothing if the disk is shared."""
         if not self.sends or self.order == REPLACED:
             return
         for point, path in zip(self.members, self.spec["paths"], strict=True):
@@ -251,7 +251,7 @@ class _BlockRun:
 
 
 def _stamp(folder: Path) -> int:
-    """When the checkpoint of a run was written; 0 where there is none."""
+    """The modification time of a run's checkpoint; 0 if there is none."""
     path = folder / CHECKPOINT
     return path.stat().st_mtime_ns if path.exists() else 0
 

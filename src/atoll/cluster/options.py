@@ -1,4 +1,4 @@
-"""Which cluster a sweep runs on, and how it is dealt out."""
+"""Options of the cluster that a sweep runs on."""
 
 import math
 import re
@@ -26,14 +26,14 @@ class ClusterOptions:
 
     @property
     def name(self) -> str:
-        """The cluster as `--on` names it."""
+        """The name of the cluster, as in `--on`."""
         return f"ray://{self.address}" if self.address else "ray"
 
 
 def cluster_options(
     on: str, gpus: float | None = None, points: int = 0, shared: bool = True
 ) -> ClusterOptions:
-    """The options of a cluster, from the words of the command.
+    """Parse the cluster and its options, as the command line spells them.
 
     >>> cluster_options("ray://10.0.0.1:6379").address
     '10.0.0.1:6379'
@@ -51,13 +51,13 @@ def cluster_options(
 
 
 def _is_share(gpus: float) -> bool:
-    """Whether Ray can give a block so many GPUs: a part of one, or whole ones."""
+    """Whether Ray can assign this many GPUs to a block: a fraction below 1, or a whole number."""
     return math.isfinite(gpus) and gpus >= 0 and (gpus <= 1 or gpus == int(gpus))
 
 
 @contextmanager
 def ray_installed() -> Iterator[None]:
-    """Around the import of `cluster.ray`: how to install Ray where it is not."""
+    """Wrap the import of `cluster.ray`; the error without Ray says how to install it."""
     try:
         yield
     except ImportError as error:

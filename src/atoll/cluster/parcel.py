@@ -1,4 +1,4 @@
-"""A run's folder as bytes, for nodes that do not see the driver's disk. Nothing is pickled."""
+"""Packs a run's folder into bytes, for nodes without the driver's disk. Uses no pickle."""
 
 import json
 from pathlib import Path
@@ -10,11 +10,11 @@ from atoll.core.storage import disk_errors, write_whole
 
 __all__ = ["pack", "unpack"]
 
-RESULT = "result.json"  # the sign of the end, written last
+RESULT = "result.json"  # marks the end of a run; written last
 
 
 def pack(folder: Path) -> bytes:
-    """The files of a run; the checkpoint is read first, so the growing files reach beyond it."""
+    """Pack the files of a run; reads the checkpoint first, so growing files include its state."""
     contents = {}
     for name in (CHECKPOINT, *(name for name in NAMES if name != CHECKPOINT)):
         path = folder / name
@@ -26,7 +26,7 @@ def pack(folder: Path) -> bytes:
 
 
 def unpack(parcel: bytes, folder: Path) -> None:
-    """Write the files of a parcel: each whole, the checkpoint after the lines it stands on."""
+    """Write each file of a parcel atomically, the checkpoint after the lines it depends on."""
     contents = _contents(parcel, folder)
     if not contents:
         return
@@ -41,7 +41,7 @@ def unpack(parcel: bytes, folder: Path) -> None:
 
 
 def _contents(parcel: bytes, folder: Path) -> dict[str, bytes]:
-    """The files of a parcel; only a record's own names, and no byte more or less."""
+    """The files of a parcel; refuses names that are not in a record, and wrong lengths."""
     head, _, body = parcel.partition(b"\n")
     lengths = json.loads(head) if head else {}
     if not set(lengths) <= set(NAMES) or sum(lengths.values()) != len(body):

@@ -1,4 +1,4 @@
-"""Ray: connects to a cluster, runs blocks as tasks and the collector as an actor.
+"""Connects to a Ray cluster, runs blocks as tasks and the collector as an actor.
 
 The only module that imports Ray. A task is one importable function, and its arguments and results
 are `str` and `bytes`; Ray serialises them.
@@ -26,13 +26,13 @@ from atoll.core.errors import EXIT_INTERRUPTED, UserError, printable
 
 __all__ = ["RayBackend", "check_node", "cluster_sweep", "connected", "run_task"]
 
-CONNECT = 5.0  # seconds until a head must answer
-CHECK = 300.0  # seconds until every node must have loaded the data
-STORE = 80 << 20  # bytes of the object store of a cluster that this process starts
-RETRIES = 10  # times that a block is tried again after its worker or node has died
+CONNECT = 5.0  # timeout in seconds for the head to answer
+CHECK = 300.0  # timeout in seconds for all nodes to load the data
+STORE = 80 << 20  # object store size in bytes of a cluster that this process starts
+RETRIES = 10  # retries of a block after its worker or node has died
 STARTS = 3  # times that the collector is started
 NAMESPACE = "atoll"
-TINY = 1e-9  # against the rounding of a quotient
+TINY = 1e-9  # tolerance for the rounding of a quotient
 
 GONE = (
     exceptions.RaySystemError, exceptions.RayActorError, exceptions.RpcError, ConnectionError,
@@ -40,14 +40,14 @@ GONE = (
 
 
 def check_node(spec: str) -> str:
-    """A task on each node before anything trains."""
+    """The task that checks each node before training starts."""
     from atoll.cluster.node import check  # noqa: PLC0415 - torch, not for the driver's actor
 
     return json.dumps(check(json.loads(spec)))
 
 
 def run_task(spec: str) -> str:
-    """The task of a block."""
+    """The task that runs a block."""
     request = json.loads(spec)
     if not request["gpus"]:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before CUDA starts: not the GPUs of others
@@ -61,7 +61,7 @@ def run_task(spec: str) -> str:
 
 
 class _Remote:
-    """The collector, called from a node."""
+    """A proxy of the collector on a node."""
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
@@ -92,7 +92,7 @@ class RayBackend:
         self.name = ""
 
     def slots(self, threads: int, gpus: float) -> int:
-        """How many blocks can run at the same time, node by node."""
+        """The number of blocks that can run at the same time, summed over nodes."""
         return sum(_fitting(node["Resources"], threads, gpus) for node in self._alive())
 
     def has_gpus(self) -> bool:
@@ -100,7 +100,7 @@ class RayBackend:
         return any(node["Resources"].get("GPU", 0.0) > 0 for node in self._alive())
 
     def check(self, spec: str) -> Mapping[str, str]:
-        """What each node on which a block fits answers; one that does not answer is an error."""
+        """The check result of each node that a block fits on; raises if a node does not answer."""
         request = json.loads(spec)
         tasks = {}
         # a worker that has used a GPU would keep it, whichever GPU its next block is given
@@ -120,16 +120,16 @@ class RayBackend:
         return answers
 
     def open(self, folder: Path) -> None:
-        """Start the collector, until it answers: blocks look it up by its name."""
+        """Start the collector and wait until it answers; blocks look it up by name."""
         with _reachable(self.options):
             for _ in range(STARTS - 1):
-                with suppress(exceptions.RayActorError):  # Ray may give up one that just began
+                with suppress(exceptions.RayActorError):  # Ray may drop a new actor
                     self._start(folder)
                     return
             self._start(folder)
 
     def _start(self, folder: Path) -> None:
-        """Start the collector on this node; it is restarted if it dies."""
+        """Start the collector on this node; Ray restarts it if it dies."""
         self.name = f"collector-{secrets.token_hex(8)}"
         actor: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Collector)
         strategy = _on(ray.get_runtime_context().get_node_id())
@@ -149,13 +149,13 @@ class RayBackend:
             return task.remote(json.dumps({**json.loads(spec), "collector": self.name}))
 
     def ended(self, handles: Sequence[Any], seconds: float) -> list[tuple[Any, str]]:
-        """Blocks that have ended; a task that Ray gave up is an error of its block."""
+        """Finished blocks; a task that Ray gave up becomes an error of its block."""
         with _reachable(self.options):
             ready, _ = ray.wait(list(handles), num_returns=len(handles), timeout=seconds)
         return [(handle, _result(handle)) for handle in ready]
 
     def states(self) -> str:
-        """What the nodes have reported; nothing while the collector starts again."""
+        """The states reported by the nodes; empty while the collector restarts."""
         with _reachable(self.options):
             try:
                 return str(ray.get(self.collector.states.remote(), timeout=CHECK))
@@ -163,14 +163,14 @@ class RayBackend:
                 return "{}"
 
     def stop(self, waiting: Sequence[Any]) -> None:
-        """Ask running blocks to save and end; those that wait do not begin."""
+        """Ask running blocks to save and end; queued blocks do not start."""
         with _reachable(self.options):
             ray.get(self.collector.stop.remote())
             for handle in waiting:
                 ray.cancel(handle)
 
     def close(self) -> None:
-        """End the collector; also where the cluster is gone."""
+        """Stop the collector; works even if the cluster is gone."""
         with suppress(Exception):
             ray.kill(self.collector)
 
@@ -182,7 +182,7 @@ class RayBackend:
 
 
 def _fitting(resources: Mapping[str, float], threads: int, gpus: float) -> int:
-    """How many blocks a node can run at the same time; parts of a GPU are parts of one GPU."""
+    """The number of blocks that fit on a node; a fraction of a GPU comes from a single GPU."""
     blocks, has = int(resources.get("CPU", 0.0) / threads), resources.get("GPU", 0.0)
     if not gpus:
         return blocks
@@ -200,7 +200,7 @@ def _result(handle: Any) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """An error of Ray as text: its first line."""
+    """The first line of a Ray error."""
     words = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     kind, last = type(error).__name__, words[-1] if "Task" in type(error).__name__ else words[0]
     return as_text(NodeError(f"{kind}, {printable(last.strip())}"))
@@ -214,16 +214,16 @@ def _on(node: str) -> NodeAffinitySchedulingStrategy:
 def cluster_sweep(
     options: ClusterOptions, show: Watch = lambda table: None, count_steps: bool = False
 ) -> Iterator[ClusterSweep]:
-    """What runs sweeps on a cluster, while the connection is open."""
+    """A function that runs sweeps on a cluster while the connection is open."""
     with connected(options) as backend:
         yield ClusterSweep(backend, options, show, count_steps)
 
 
 @contextmanager
 def connected(options: ClusterOptions) -> Iterator[RayBackend]:
-    """A connection to a cluster, or to one that is started on this machine and ends with it.
+    """Connect to a cluster, or start one on this machine that ends with the connection.
 
-    Where this process has a connection already, it is used, and stays open.
+    Reuses an open connection of this process and leaves it open.
     """
     if ray.is_initialized():
         if options.address:
@@ -246,7 +246,7 @@ def connected(options: ClusterOptions) -> Iterator[RayBackend]:
 
 @contextmanager
 def _reachable(options: ClusterOptions) -> Iterator[None]:
-    """Turn the loss of the cluster into an error after which the same command goes on."""
+    """Turn the loss of the cluster into an error; the same command then resumes the sweep."""
     try:
         yield
     except GONE as error:
@@ -255,7 +255,7 @@ def _reachable(options: ClusterOptions) -> Iterator[None]:
 
 
 def _init(options: ClusterOptions, quiet: Mapping[str, Any]) -> None:
-    """Connect; without an address to the cluster of this machine, else to one that starts now."""
+    """Connect to the address, else to the cluster of this machine, else start one."""
     if options.address:
         ray.init(address=options.address, **quiet)
         return
@@ -277,7 +277,7 @@ def _refuse_silent(options: ClusterOptions) -> None:
 
 
 def _refused(options: ClusterOptions, error: Exception) -> UserError:
-    """An error of `ray.init` in three lines."""
+    """Convert an error of `ray.init` to an error of three lines."""
     words = " ".join(str(error).split())
     if "Version mismatch" in words:
         start = words.index("Version mismatch")

@@ -1,4 +1,4 @@
-"""Data sets by name: load one, list all, say whether one is here."""
+"""Data sets by name: load one, list all, check whether one is available."""
 
 import dataclasses
 import inspect
@@ -20,13 +20,13 @@ __all__ = ["About", "Dataset", "about", "load", "names"]
 
 @dataclass(frozen=True)
 class About:
-    """One line on a data set, and whether it is here now."""
+    """A one-line description of a data set, and whether it is available."""
 
     name: str
     kind: str
     line: str
     presence: Literal["embedded", "found", "to be downloaded", "not available"]
-    where: str  # the file that was found, the address, or the file that is missing
+    where: str  # the existing file, the address, or the missing file
 
 
 def names() -> list[str]:
@@ -35,9 +35,9 @@ def names() -> list[str]:
 
 
 def load(name: str, **values: Any) -> Dataset:
-    """The data set with this name; its function's signature has its options.
+    """Load the data set with this name; its function's signature lists its options.
 
-    `files` are the user's own: texts where a column of `text` is named, else tables; `parties` are
+    `files` are the user's own: texts if a column of `text` is named, else tables; `parties` are
     tables with different columns of the same rows; `images` are the user's own images.
     """
     if "parties" in values:
@@ -72,7 +72,7 @@ def _public_source(name: str) -> Callable[..., Dataset]:
 
 
 def about(name: str) -> About:
-    """What a data set is and whether it is embedded, found, to be downloaded or not available."""
+    """Describe a data set and whether it is embedded, found, to be downloaded or not available."""
     name = name.replace("_", "-")
     module, source = _source(name)
     kind, line = module.KIND, (source.__doc__ or "").splitlines()[0]
@@ -91,7 +91,7 @@ def about(name: str) -> About:
 
 
 def _source(name: str) -> tuple[ModuleType, Callable[..., Dataset]]:
-    """The function of this name and its module."""
+    """The function with this name and its module."""
     for module in modules():
         if name.replace("-", "_") in module.__all__:
             return module, getattr(module, name.replace("-", "_"))

@@ -14,15 +14,15 @@ import numpy as np
 __all__ = ["common_sets", "correlation", "scores_of_sets"]
 
 Array = np.ndarray[Any, Any]
-CHUNK = 100_000  # sets in one product
-DIGITS = 9  # behind the point, of scores that are compared
+CHUNK = 100_000  # sets per matrix product
+DIGITS = 9  # decimals of compared scores
 
 
 def correlation(x: Array, absolute: bool = True) -> Array:
-    """The Pearson matrix of columns; constant columns correlate with nothing."""
+    """The Pearson matrix of columns; constant columns have zero correlation."""
     centred = x.astype(np.float64) - x.mean(0, dtype=np.float64)
     norm = np.sqrt((centred**2).sum(0))
-    moving = x.min(0) < x.max(0)  # exactly: the mean of equal values may be off by a rounding
+    moving = x.min(0) < x.max(0)  # exact: the mean of equal values may have a rounding error
     scaled = np.where(moving, centred, 0) / np.where(moving, norm, 1)
     matrix: Array = scaled.T @ scaled
     return np.asarray(np.abs(matrix)) if absolute else matrix
@@ -47,10 +47,10 @@ def scores_of_sets(matrix: Array, size: int) -> tuple[Array, Array]:
 
 
 def common_sets(matrix: Array, size: int, count: int = 3) -> dict[str, Array]:
-    """The sets with the largest, middle and smallest scores, so many of each.
+    """The sets with the largest, middle and smallest scores, the same number of each.
 
-    Of equal scores the first set comes first. Equal is what differs by roundings alone: half of
-    the columns score as the other half.
+    Of equal scores the first set comes first. Scores that differ only by rounding count as equal:
+    half of the columns has the same score as the other half.
     """
     sets, scores = scores_of_sets(matrix, size)
     scores = scores.round(DIGITS)

@@ -14,30 +14,28 @@ Array = np.ndarray[Any, Any]
 
 
 OWN_IMAGES = "own images"  # the name of a data set of the user's own images
-BY_ROW = ("x", "y", "test", "group", "stage", "people", "weights")  # arrays with an entry a row
+BY_ROW = ("x", "y", "test", "group", "stage", "people", "weights")  # arrays with one entry per row
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What tables of several sites need beside their numbers: who has which column, and when."""
+    """Properties of tables of several sites: which site has which column, and when."""
 
     held: Array  # (groups, columns) bool
-    numbers: Array  # (columns,) bool: to be scaled, NaN where missing; the others are 0 or 1
+    numbers: Array  # (columns,) bool: to be scaled, NaN if missing; the others are 0 or 1
     stage: Array  # (rows,) int64, an index into stages
-    stages: tuple[str, ...]  # empty where there is one
-    recipe: dict[str, Any]  # how a file becomes these columns, as JSON
-    findings: tuple[
-        tuple[str, str], ...
-    ] = ()  # what is worth knowing, and what atoll does about it
+    stages: tuple[str, ...]  # empty for a single stage
+    recipe: dict[str, Any]  # how to convert a file to these columns, as JSON
+    findings: tuple[tuple[str, str], ...] = ()  # findings, and how atoll handles them
 
     def only(self, rows: Array) -> "Layout":
-        """The same with these rows alone."""
+        """The same layout with only these rows."""
         return replace(self, stage=self.stage[rows])
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Inputs, labels, and the names of columns and classes; knows no clients and no time."""
+    """Inputs, labels, and the names of columns and classes; independent of clients and stages."""
 
     name: str
     kind: Literal["table", "image", "text"]
@@ -46,22 +44,22 @@ class Dataset:
     x: Array
     y: Array  # (rows,) int64, an index into classes; in regression float64, in the label's unit
     columns: tuple[str, ...]  # names of a table's columns, empty for images and text
-    classes: tuple[str, ...]  # in regression the name of the label alone: one output
-    source: str  # where it comes from and under which licence
-    partial: str = ""  # what is missing, in words; empty for a complete set
-    test: Array | None = None  # (rows,) bool, the official test rows where the set has them
+    classes: tuple[str, ...]  # in regression only the name of the label: one output
+    source: str  # source and licence
+    partial: str = ""  # description of what is missing; empty for a complete set
+    test: Array | None = None  # (rows,) bool, the official test rows if the set has any
     group: Array | None = None  # (rows,) int64, an index into groups: a row's site, domain or task
     groups: tuple[str, ...] = ()
     layout: Layout | None = None  # of the user's own tables
     words: tuple[str, ...] = ()  # text: the word of each token; 0 is padding, 1 is unknown
-    stage: Array | None = None  # (rows,) int64, an index into stages: when a row comes
+    stage: Array | None = None  # (rows,) int64, an index into stages: when a row arrives
     stages: tuple[str, ...] = ()
-    people: Array | None = None  # (rows,) int64: rows of one number are never dealt apart
-    weights: Array | None = None  # (rows,) float32: how much a row counts in training
-    vectors: str = "best"  # text: the word vectors it is read with where none are named
+    people: Array | None = None  # (rows,) int64: rows with equal numbers stay in the same part
+    weights: Array | None = None  # (rows,) float32: weight of a row in training
+    vectors: str = "best"  # text: the default word vectors
 
     def __post_init__(self) -> None:
-        """Refuse arrays that do not fit together."""
+        """Refuse arrays with inconsistent shapes."""
         assert len(self.x) == len(self.y)
         assert not self.columns or len(self.columns) == self.x.shape[1]
         assert self.test is None or len(self.test) == len(self.y)
@@ -79,17 +77,17 @@ class Dataset:
 
     @property
     def strata(self) -> Array:
-        """What splits divide evenly: the class of each row; in regression all rows are alike."""
+        """The strata of splits: the class of each row; in regression a single stratum."""
         return np.zeros(len(self.y), dtype=np.int64) if self.regression else self.y
 
     @property
     def title(self) -> str:
-        """The name as tables show it: a partial set says so."""
+        """The display name; marks a partial set."""
         return f"{self.name} (partial: {self.partial})" if self.partial else self.name
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all content; equal data give equal fingerprints."""
+        """A hash of all content; equal data have equal fingerprints."""
         digest = hashlib.sha256()
         layout: tuple[Array | None, ...] = ()
         if self.layout is not None:
@@ -104,7 +102,7 @@ class Dataset:
         return digest.hexdigest()
 
     def only(self, rows: Array) -> "Dataset":
-        """The same set with these rows alone."""
+        """The same set with only these rows."""
         arrays = {name: getattr(self, name) for name in BY_ROW}
         some: dict[str, Any] = {}
         for name, array in arrays.items():

@@ -1,4 +1,4 @@
-"""Pure functions that divide rows, columns and classes, and build scenarios; shared by the splits.
+"""Pure functions that partition rows, columns and classes, and build scenarios for the splits.
 
 Every array of rows or columns is an array of indices. `labels` are those of the whole data set, so
 `labels[rows]` are the labels of some rows.
@@ -71,12 +71,12 @@ class Dealing(Shares, Protocol):
 
 
 def refusal(what: str, remedy: str) -> UserError:
-    """The error for a scenario that cannot be built."""
+    """The error for an impossible scenario."""
     return UserError(what, "scenario", remedy)
 
 
 def client_ids(count: int) -> tuple[str, ...]:
-    """The ids of `count` clients, padded with zeros so that sorted ids stay in order."""
+    """The ids of `count` clients, zero-padded to keep their order when sorted."""
     width = len(str(count - 1))
     return tuple(f"site-{number:0{width}d}" for number in range(count))
 
@@ -111,7 +111,7 @@ def by_class(labels: Array, generator: np.random.Generator, keep: int = 0) -> Ta
         _, kinds, sizes = np.unique(labels[shuffled], return_inverse=True, return_counts=True)
         counts = _proportional(sizes, count, np.maximum(sizes - keep, 0))
         order = np.argsort(kinds, kind="stable")
-        rank = np.empty(len(rows), dtype=np.int64)  # of a row among those of its class
+        rank = np.empty(len(rows), dtype=np.int64)  # index of a row among those of its class
         rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         mask = rank < counts[kinds]
         return shuffled[mask], shuffled[~mask]
@@ -120,7 +120,7 @@ def by_class(labels: Array, generator: np.random.Generator, keep: int = 0) -> Ta
 
 
 def _proportional(sizes: Array, count: int, most: Array) -> Array:
-    """Whole numbers near sizes * count / sum(sizes), none above `most`, with the sum `count`."""
+    """Integers proportional to sizes with the sum `count`, none above `most`."""
     quota = sizes * count / max(1, int(sizes.sum()))
     counts = np.minimum(np.floor(quota).astype(np.int64), most)
     left = min(count, int(most.sum())) - int(counts.sum())
@@ -134,10 +134,10 @@ def _proportional(sizes: Array, count: int, most: Array) -> Array:
 def cut(
     rows: Array, train: float, valid: float, take: Take, official: Array | None = None
 ) -> Parts:
-    """Training, validation and test rows; `official` marks the test rows of the data set itself.
+    """Split rows into training, validation and test rows; `official` marks official test rows.
 
-    Without official test rows, the rows that the shares leave are the test rows. With them, the
-    other rows are cut in the proportion of train to valid.
+    Without official test rows, the remaining rows are the test rows. With them, the
+    other rows are split in the proportion of train to valid.
     """
     if official is None:
         pool, test = take(rows, round((train + valid) * len(rows)))
@@ -157,11 +157,11 @@ def cut_people(
     generator: np.random.Generator,
     dealt_before: Mapping[int, int] | None = None,
 ) -> Array:
-    """For each row 0 (train), 1 (validation) or 2 (test); all rows of a person have the same.
+    """For each row 0 (train), 1 (validation) or 2 (test), equal for all rows of a person.
 
     People come in random order, and each goes to the part that lacks the largest share of the rows
     of this person's strata. Whole numbers, so that no tie depends on rounding. `dealt_before` has
-    the parts of people who were dealt at another site; they come first.
+    the parts of people already assigned at another site; they come first.
     """
     before = dealt_before or {}
     shares = [round(share * 10_000) for share in (train, valid)]
@@ -191,7 +191,7 @@ def cut_people(
 
 
 def parts_by_stage(rows: Array, stage: Array, dealt: Array, stages: int) -> list[Parts]:
-    """The parts of each stage, of rows that `cut_people` dealt."""
+    """The parts of each stage, from the assignment of `cut_people`."""
     every = []
     for number in range(stages):
         train, valid, test = (rows[(stage == number) & (dealt == part)] for part in range(3))
@@ -200,7 +200,7 @@ def parts_by_stage(rows: Array, stage: Array, dealt: Array, stages: int) -> list
 
 
 def even(rows: Array, parts: int) -> list[Array]:
-    """Contiguous parts of equal size; the remainder, fewer rows than parts, is dropped."""
+    """Contiguous parts of equal size; drops the remainder."""
     size = len(rows) // parts
     return [rows[number * size : (number + 1) * size] for number in range(parts)]
 
@@ -208,7 +208,7 @@ def even(rows: Array, parts: int) -> list[Array]:
 def dirichlet_shares(
     classes: int, clients: int, alpha: float, generator: np.random.Generator
 ) -> Array:
-    """For each class the share that each client has of it: (classes, clients), rows sum to 1."""
+    """For each class the share of each client: (classes, clients), rows sum to 1."""
     return generator.dirichlet(np.full(clients, alpha), size=classes)
 
 
@@ -217,13 +217,13 @@ def by_shares(
 ) -> list[Array]:
     """Every row goes to one client, by its class's shares; then the largest give to the smallest.
 
-    Each client has `least` rows in the end, or, where there are too few, sizes differ by 1 at most.
+    Each client ends with `least` rows or, if there are too few, sizes differ by 1 at most.
     """
     shuffled = generator.permutation(rows)
     parts: list[list[int]] = [[] for _ in range(shares.shape[1])]
     for kind in np.unique(labels[rows]):
         members = shuffled[labels[shuffled] == kind]
-        # One offset for all cuts: each client's number of rows is right on average, however few.
+        # One offset for all cuts: each client's expected number of rows is exact, however small.
         places = np.floor(np.cumsum(shares[kind])[:-1] * len(members) + generator.random())
         pieces = np.split(members, np.minimum(places, len(members)).astype(np.int64))
         for part, piece in zip(parts, pieces, strict=True):
@@ -233,7 +233,7 @@ def by_shares(
 
 
 def _level(parts: list[list[int]], least: int) -> None:
-    """Moves one row at a time from the largest part to the smallest, until that has `least`."""
+    """Move one row at a time from the largest part to the smallest, until that has `least` rows."""
     sizes = np.array([len(part) for part in parts])
     while True:
         poor, rich = int(sizes.argmin()), int(sizes.argmax())
@@ -248,13 +248,13 @@ def _level(parts: list[list[int]], least: int) -> None:
 
 
 def columns_common_and_own(order: Array, common: int, clients: int) -> tuple[Array, list[Array]]:
-    """The first columns of an order are common, the rest is cut into one piece for each client."""
+    """The first columns of an order are common, the rest is split into one slice per client."""
     pieces = np.array_split(order[common:], clients)
     return np.sort(order[:common]), [np.sort(piece) for piece in pieces]
 
 
 def width_of(dataset: Dataset) -> int:
-    """How many columns an input has when flattened; text has none."""
+    """The number of columns of a flattened input; 0 for text."""
     return 0 if dataset.kind == "text" else math.prod(dataset.x.shape[1:])
 
 
@@ -278,14 +278,14 @@ def column_order(dataset: Dataset, feature_seed: int) -> Array:
 
 
 def class_partition(classes: int, stages: int) -> list[Array]:
-    """Contiguous disjoint runs of classes, whose sizes differ by 1 at most."""
+    """Contiguous disjoint ranges of classes, with sizes that differ by 1 at most."""
     if stages > classes:
         raise refusal(f"{classes} classes cannot fill {stages} stages", "ask for fewer stages")
     return np.array_split(np.arange(classes), stages)
 
 
 def class_windows(classes: int, size: int, stride: int, stages: int) -> list[Array]:
-    """Runs of `size` classes, each `stride` classes after the one before."""
+    """Ranges of `size` classes, each `stride` classes after the previous one."""
     if (stages - 1) * stride + size > classes:
         raise refusal(
             f"{stages} windows of {size} classes, {stride} apart, need more than {classes} classes",
@@ -295,7 +295,7 @@ def class_windows(classes: int, size: int, stride: int, stages: int) -> list[Arr
 
 
 def _given_classes(classes: int, stages: Sequence[Sequence[int]]) -> list[Array]:
-    """The user's own list of classes for each stage, checked."""
+    """The user's list of classes per stage, validated."""
     for number, stage in enumerate(stages):
         if not stage or len(set(stage)) < len(stage) or not set(stage) <= set(range(classes)):
             raise refusal(
@@ -308,7 +308,7 @@ def _given_classes(classes: int, stages: Sequence[Sequence[int]]) -> list[Array]
 def class_stages(
     classes: int, stages: int, window: int, stride: int, lists: ClassLists
 ) -> list[Array]:
-    """The classes of each stage: the user's own lists, windows, or an even partition."""
+    """The classes of each stage: the user's lists, windows, or an even partition."""
     if lists:
         class_lists = _given_classes(
             classes, _CLASS_LISTS[lists] if isinstance(lists, str) else lists
@@ -321,7 +321,7 @@ def class_stages(
 
 
 def check_stages(stages: int, actual: int) -> None:
-    """Refuse a number of stages that the other options contradict; 1 is the default."""
+    """Refuse a number of stages that contradicts other options; 1 is the default."""
     if stages not in (1, actual):
         raise refusal(
             f"stages = {stages}, but the rest of the options makes {actual}", "leave out stages"
@@ -329,7 +329,7 @@ def check_stages(stages: int, actual: int) -> None:
 
 
 def of_classes(rows: Array, labels: Array, kinds: Array | Sequence[int]) -> Array:
-    """Those of the rows that have one of these classes."""
+    """The rows that have one of these classes."""
     return rows[np.isin(labels[rows], kinds)]
 
 
@@ -337,7 +337,7 @@ def of_classes(rows: Array, labels: Array, kinds: Array | Sequence[int]) -> Arra
 
 
 def check_shares(train: float, valid: float) -> None:
-    """Refuse shares that exceed the rows, or leave none to train on."""
+    """Refuse shares that exceed the rows, or leave no training rows."""
     if train <= 0 or train + valid > 1 + 1e-9:
         raise refusal(
             f"train = {train:g} and valid = {valid:g} cannot be shares of the rows",
@@ -346,7 +346,7 @@ def check_shares(train: float, valid: float) -> None:
 
 
 def check_clients(dataset: Dataset, clients: int) -> None:
-    """Refuse more clients than rows, before anything is built for them."""
+    """Refuse more clients than rows before building anything for them."""
     if clients > len(dataset):
         raise refusal(
             f"{len(dataset):,} rows are too few for {clients:,} clients", "ask for fewer clients"
@@ -360,7 +360,7 @@ def cut_all(dataset: Dataset, options: Shares, stream: Stream) -> Parts:
 
 
 def cut_rows(dataset: Dataset, options: Shares, rows: Array, take: Take) -> Parts:
-    """Training, validation and test rows among these."""
+    """Training, validation and test rows among these rows."""
     check_shares(options.train, options.valid)
     mask = dataset.test if options.official_test else None
     official = None if mask is None else mask[rows]
@@ -380,7 +380,7 @@ def group_rows(dataset: Dataset) -> dict[str, Array]:
 
 
 def dealer(dataset: Dataset, options: Dealing, stream: Stream, purpose: str, least: int) -> Deal:
-    """How rows go to clients; the Dirichlet shares are the same for every purpose."""
+    """How to assign rows to clients; the Dirichlet shares are the same for every purpose."""
     if options.rows == "even":
         return lambda rows, stage: even(rows, options.clients)
     shares = dirichlet_shares(
@@ -403,7 +403,7 @@ def dealer(dataset: Dataset, options: Dealing, stream: Stream, purpose: str, lea
 def deal_stages(
     rows: Array, labels: Array, stages: Sequence[Array], deal: Deal
 ) -> list[list[Array]]:
-    """For each client its rows at each stage; a row stays with the client that had it first."""
+    """For each client its rows at each stage; a row stays with its first client."""
     seen, owned = NONE, deal(NONE, 0)
     by_stage = []
     for number, stage in enumerate(stages):
@@ -422,9 +422,9 @@ def horizontal(
     tasks: tuple[str, ...],
     labels: Array | None = None,
 ) -> Scenario:
-    """Every client has rows of its own, of the classes of each stage; all columns are common.
+    """Every client has separate rows, of the classes of each stage; all columns are common.
 
-    `labels` are what arrives by stage, if not the classes.
+    `labels` determine the stage of a row, if not the classes.
     """
     check_clients(dataset, options.clients)
     stream = Stream.of(seed, "split")
@@ -455,7 +455,7 @@ def build_scenario(
     tasks: tuple[str, ...],
     common: Array,
 ) -> Scenario:
-    """A scenario, checked for training and test rows; a single list of tests is for all."""
+    """A scenario, checked for training and test rows; a single list of tests applies to all."""
     if len(tests) == 1:
         tests = list(tests) * len(ids)
     for id, site_holdings, tested in zip(ids, holdings, tests, strict=True):
@@ -496,6 +496,6 @@ def check_tests(id: str, task: str, rows: int) -> None:
 
 
 def task_names(count: int) -> tuple[str, ...]:
-    """The names of `count` tasks, padded with zeros so that sorted names stay in order."""
+    """The names of `count` tasks, zero-padded to keep their order when sorted."""
     width = len(str(count - 1))
     return tuple(f"task-{number:0{width}d}" for number in range(count))

@@ -1,6 +1,6 @@
-"""Engines carry messages to where the clients live.
+"""Engines carry messages to the clients.
 
-A module of this package with a constant ENGINE can be named by `engine.name` in a config.
+A config can name a module of this package with a constant ENGINE in `engine.name`.
 """
 
 import importlib

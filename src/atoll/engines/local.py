@@ -1,4 +1,4 @@
-"""The local engine: clients are objects in this process, asked one after another."""
+"""The local engine: clients are objects in this process and run one after another."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,16 +41,16 @@ __all__ = ["ENGINE", "LocalEngine", "local_engine"]
 
 
 class LocalEngine:
-    """Clients in this process; each is built when it is first asked."""
+    """Clients in this process; each is built at its first request."""
 
-    at_least = 0  # nobody is ever absent here
+    at_least = 0  # local clients are never absent
 
     def __init__(
         self, parts: Parts, executor: JobExecutor | None = None, deferred: bool = False
     ) -> None:
-        """`deferred`: whether messages that are not packed are checked when `settle` is called.
+        """`deferred`: whether `settle` checks messages that are not packed, instead of `carry`.
 
-        Then a round begins while the device still computes the numbers of the one before.
+        Then a round can begin while the device still computes the previous one.
         """
         self._parts, self.deferred = parts, deferred
         self._checks: list[_Check] = []
@@ -65,7 +65,7 @@ class LocalEngine:
     def carry(
         self, action: str, moment: Moment, packets: Mapping[str, Packet]
     ) -> Mapping[str, Packet]:
-        """Ask the clients; the work they yield runs in the executor."""
+        """Ask the clients; the executor runs the jobs they yield."""
         answers: dict[str, Packet] = {}
         unpacked: dict[str, Any] = {}
         packets = self._checked_requests(packets)
@@ -93,14 +93,14 @@ class LocalEngine:
         return answers | wrapped
 
     def _checked_requests(self, packets: Mapping[str, Packet]) -> dict[str, Packet]:
-        """The same packets; a message that many clients get is checked once."""
+        """The same packets, checked; a message to many clients is checked only once."""
         several = {id(packet): packet for packet in packets.values() if packet.message is not None}
         self._check([(SERVER, packet) for packet in several.values()])
         checked = {key: replace(packet, checked=True) for key, packet in several.items()}
         return {client: checked.get(id(packet), packet) for client, packet in packets.items()}
 
     def _check(self, packets: Iterable[tuple[str, Packet]]) -> None:
-        """Begin to check messages that were not packed; without `deferred`, finish it too."""
+        """Begin to check messages that were not packed; without `deferred`, also finish."""
         alike: dict[int, list[tuple[str, Packet]]] = {}
         for sender, packet in packets:
             admit(packet, sender)
@@ -110,16 +110,16 @@ class LocalEngine:
             self.settle()
 
     def settle(self) -> None:
-        """Finish all checks; raise BadMessageError for numbers that are not finite."""
+        """Finish all checks; raises BadMessageError for numbers that are not finite."""
         self.pending()()
 
     def pending(self) -> Callable[[], None]:
-        """Hand over the checks that are not finished: called, it finishes them."""
+        """Hand over the unfinished checks as a function that finishes them."""
         checks, self._checks = self._checks, []
         return partial(_finish, checks)
 
     def whole(self, work: Any, moment: Moment) -> Any:
-        """Many exchanges as one piece of work on the device; None: it is to be done by messages."""
+        """Run many exchanges as one operation on the device; None if they need messages."""
         clients = {id: self._client(id) for id in work.ids}
         if self.executor.mode == "loop" or not all(hasattr(c, "lend") for c in clients.values()):
             return None
@@ -136,7 +136,7 @@ class LocalEngine:
         return result
 
     def snapshots(self, moment: Moment) -> list[Snapshot]:
-        """What the clients that have been asked see of themselves."""
+        """The snapshots of the clients that have been asked."""
         seeing = [id for id in sorted(self._clients) if hasattr(self._clients[id], "snapshot")]
         snapshots = []
         for id in seeing:
@@ -145,21 +145,21 @@ class LocalEngine:
         return snapshots
 
     def states(self, place: str = "") -> dict[str, Tensors]:
-        """The state of every client that has been asked."""
+        """The states of the clients that have been asked."""
         return {id: self._clients[id].state() for id in sorted(self._clients)}
 
     def restore(self, states: Mapping[str, Tensors], place: str = "") -> None:
-        """Give clients their state back; those without one begin anew."""
+        """Restore the states of clients; clients without a state start anew."""
         for id, state in states.items():
             if state:
                 self._client(id).restore(copied(state))
 
 
 class _Check:
-    """Whether all numbers of messages of one form are finite; begun on the device.
+    """Checks on the device that all numbers of messages of one shape are finite.
 
-    It reads every tensor of all messages once, as a whole. Only where a norm is not finite does it
-    look for the message, so it keeps the tensors until it is finished.
+    It reads every tensor of all messages once, as a whole. Only if a norm is not finite does it
+    search for the message, so it keeps the tensors until it is finished.
     """
 
     def __init__(self, packets: Sequence[tuple[str, Packet]]) -> None:
@@ -186,7 +186,7 @@ class _Check:
 
 
 def _norms(tensors: list[Tensor]) -> Tensor:
-    """The norm of each; not finite where a number is not, or where the sum of squares overflows."""
+    """The norm of each tensor; not finite if a number is not, or if the squares overflow."""
     return torch.stack([norm.float() for norm in torch._foreach_norm(tensors)])
 
 
@@ -197,14 +197,14 @@ def _finish(checks: list[_Check]) -> None:
 
 @dataclass
 class _Whose:
-    """The client that is asked now."""
+    """Records the client of the current request."""
 
     name: str
 
 
 @contextmanager
 def _named(client: str, action: str) -> Iterator[_Whose]:
-    """Whatever fails is told with the client it failed at."""
+    """Attach the client's id to every error."""
     whose = _Whose(client)
     try:
         yield whose
@@ -219,10 +219,10 @@ def _named(client: str, action: str) -> Iterator[_Whose]:
 
 @contextmanager
 def local_engine(parts: Parts, again: Callable[[], Parts], folder: Path) -> Iterator[LocalEngine]:
-    """An engine for a run in this process, with a plan of its memory where it is large."""
+    """The engine of a run in this process, with a memory plan if the run is large."""
     options = parts.config.engine_options()
     device = parts.site(parts.scenario.clients[0]).device
-    deferred = device.type == "cuda"  # a CPU has computed all numbers when a call returns
+    deferred = device.type == "cuda"  # on the CPU all numbers are computed when a call returns
     planned = plan(
         parts,
         again,

@@ -1,7 +1,7 @@
 """Low-rank adapters: a frozen weight W acts as W + up down, with up (out, rank), down (rank, in).
 
 Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022. All matrices of a network
-but the last have adapters; the last one and what follows it, the output layer, is trained whole.
+except the last have adapters; the last one and what follows it, the output layer, is trained fully.
 A convolution is a matrix of its filters. Adapters of several clients merge in closed form:
 Salami et al., Closed-form Merging of Parameter-efficient Modules for Federated Continual Learning,
 ICLR 2025.
@@ -27,13 +27,13 @@ __all__ = [
     "input_squares", "masked_loss", "merge_down", "merge_up", "merged", "output_layer",
 ]  # fmt: skip
 
-HIDDEN: Final = -1e4  # added to the logits of classes that the loss leaves out
-RIDGE: Final = 1e-6  # of the mean eigenvalue of a system that is solved
-LIMIT: Final = 10.0  # squared inputs of a site, in those of the median site
+HIDDEN: Final = -1e4  # logit offset of classes that the loss excludes
+RIDGE: Final = 1e-6  # relative to the mean eigenvalue of a linear system
+LIMIT: Final = 10.0  # maximum squared inputs of a site, relative to the median site
 
 
 def adapted_layers(model: nn.Module) -> tuple[str, ...]:
-    """The names of the matrices that have adapters: all but the last."""
+    """The names of the matrices with adapters: all except the last."""
     return _matrices(model)[:-1]
 
 
@@ -52,7 +52,7 @@ def _matrices(model: nn.Module) -> tuple[str, ...]:
 
 
 def draw_adapters(model: nn.Module, rank: int, stream: Stream) -> Tensors:
-    """First adapters, which change nothing: `down` is drawn, `up` is 0."""
+    """Initial adapters, which do not change the output: `down` is random, `up` is 0."""
     adapters = {}
     for name in adapted_layers(model):
         weight = model.get_parameter(name)
@@ -65,9 +65,9 @@ def draw_adapters(model: nn.Module, rank: int, stream: Stream) -> Tensors:
 
 
 def merged(base: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> Tensors:
-    """The weights of the network: frozen ones, changed by adapters, with the trained output layer.
+    """The weights of the network: frozen weights plus adapters, with the trained output layer.
 
-    Names without a slash in `trained` are those of the output layer.
+    Names without a slash in `trained` belong to the output layer.
     """
     weights = dict(base)
     for name, up in without("up", trained).items():
@@ -78,15 +78,15 @@ def merged(base: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> Tensors
 
 
 def class_mask(y: Tensor, classes: int) -> Tensor:
-    """What is added to the logits: 0 for the classes among the labels, HIDDEN for others."""
+    """Logit offsets: 0 for the classes among the labels, HIDDEN for others."""
     present = torch.bincount(y, minlength=classes) > 0
     return torch.zeros(classes, device=y.device).masked_fill(~present, HIDDEN)
 
 
 def masked_loss(network: Architecture, weights: Mapping[str, Tensor], batch: Rows) -> Tensor:
-    """The loss of labels under adapters, with constant/mask added to the logits.
+    """The label loss under adapters, with constant/mask added to the logits.
 
-    The weights hold the frozen ones as base/NAME.
+    The weights contain the frozen ones as base/NAME.
     """
     logits = network(merged(without("base", weights), weights), batch.x)
     return label_loss(logits + weights["constant/mask"].unsqueeze(-2), batch)
@@ -96,7 +96,7 @@ def masked_loss(network: Architecture, weights: Mapping[str, Tensor], batch: Row
 
 
 def first_past(model: nn.Module) -> Tensors:
-    """By layer of an MLP, the change at the end of the stage before and squared inputs: zeros."""
+    """For each layer of an MLP, zeros for past changes and past squared inputs."""
     require_mlp(model)
     past: Tensors = {}
     for name in adapted_layers(model):
@@ -107,7 +107,7 @@ def first_past(model: nn.Module) -> Tensors:
 
 @dataclass(frozen=True)
 class Layer:
-    """One factor of a layer's adapters as sites trained it, and the other one.
+    """One factor of a layer's adapters as trained by the sites, and the other factor.
 
     The merged adapters have the outputs of each site's own on the inputs of that site, in least
     squares. Inputs enter by their squares, as if different inputs were uncorrelated: squares
@@ -115,21 +115,21 @@ class Layer:
     """
 
     trained: Sequence[Tensor]  # by site: `up` (out, rank), or `down` (rank, in)
-    shared: Tensor  # the other factor, which no site trained
+    shared: Tensor  # the other factor, which no site trains
     squares: Sequence[Tensor]  # (in,), by site: squared inputs, with the weight of the site
     past_change: Tensor  # (out, in): up down at the end of the stage before
     past_squares: Tensor  # (in,): sums of all stages before
 
     @property
     def total(self) -> Tensor:
-        """The squares of all sites and stages."""
+        """The squared inputs summed over sites and stages."""
         return torch.stack(list(self.squares)).sum(0) + self.past_squares
 
 
 def weighted_squares(squares: Sequence[Tensor], by_site: Sequence[float]) -> list[Tensor]:
-    """Mean squared inputs with the weight of their site.
+    """Mean squared inputs, weighted by site.
 
-    Squares decide how much a site counts, so their sum is at most LIMIT times the median.
+    Squared inputs determine a site's weight, so their sum is at most LIMIT times the median.
     """
     totals = torch.stack([square.sum() for square in squares])
     positive = totals[totals > 0]
@@ -141,19 +141,19 @@ def weighted_squares(squares: Sequence[Tensor], by_site: Sequence[float]) -> lis
 
 
 def merge_up(layer: Layer) -> Tensor:
-    """The `up` of all sites, which share `down`."""
+    """Merge the `up` of all sites, which share `down`."""
     down = layer.shared
     system = (down * layer.total) @ down.T
     target = (layer.past_change * layer.past_squares) @ down.T
     for up, squares in zip(layer.trained, layer.squares, strict=True):
         target = target + up @ ((down * squares) @ down.T)
     mean = torch.stack(list(layer.trained)).mean(0)
-    # contiguous, as a checkpoint restores it: products round by layout
+    # contiguous like a restored checkpoint: products round by layout
     return _solved(system, target.T, mean.T).T.contiguous()
 
 
 def merge_down(layer: Layer) -> Tensor:
-    """The `down` of all sites, which share `up`."""
+    """Merge the `down` of all sites, which share `up`."""
     up, mean = layer.shared, torch.stack(list(layer.trained)).mean(0)
     past = _solved(up.T @ up, up.T @ layer.past_change, mean)
     target = past * layer.past_squares
@@ -165,7 +165,7 @@ def merge_down(layer: Layer) -> Tensor:
 
 
 def _solved(system: Tensor, target: Tensor, prior: Tensor) -> Tensor:
-    """The solution of a linear system, drawn to the prior where the system does not decide."""
+    """Solve a linear system, regularised towards the prior in undetermined directions."""
     ridge = RIDGE * system.diagonal().mean() + torch.finfo(system.dtype).tiny
     identity = torch.eye(len(system), dtype=system.dtype, device=system.device)
     solution: Tensor = torch.linalg.solve(system + ridge * identity, target + ridge * prior)
@@ -173,7 +173,7 @@ def _solved(system: Tensor, target: Tensor, prior: Tensor) -> Tensor:
 
 
 def require_mlp(model: nn.Module) -> MLP:
-    """The network, whose layers' inputs are known; other networks raise an error."""
+    """Require an MLP, whose layer inputs are known; raises an error for other networks."""
     if not isinstance(model, MLP):
         what = "only the layers of an MLP have a closed form here"
         raise UserError(what, "model.name", "use 'mlp', or merging = \"mean\"")
@@ -181,7 +181,7 @@ def require_mlp(model: nn.Module) -> MLP:
 
 
 def input_squares(model: nn.Module, weights: Mapping[str, Tensor], x: Tensor) -> Tensors:
-    """For each layer with adapters, its mean squared inputs over rows, in double precision."""
+    """For each layer with adapters, the mean squared inputs over rows, in double precision."""
     mlp = require_mlp(model)
     flat = x.flatten(-mlp.axes)
     hidden = [flat, *outputs(weights, flat, mlp.depth)[:-1]]

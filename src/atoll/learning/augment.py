@@ -1,4 +1,4 @@
-"""The same random changes of public images at every participant: draws from a shared stream."""
+"""Identical random augmentation of public images at every participant, from a shared stream."""
 
 import numpy as np
 import torch
@@ -9,12 +9,12 @@ from atoll.core.rng import Stream
 
 __all__ = ["strongly", "varied"]
 
-ANGLE = 15.0  # degrees, at most
-EDGE = 8  # a crop moves by an eighth of the side: 4 of 32 pixels
+ANGLE = 15.0  # maximum degrees
+EDGE = 8  # a crop shifts by an eighth of the side: 4 of 32 pixels
 
 
 def varied(x: Tensor, stream: Stream) -> Tensor:
-    """Images moved, mirrored and turned at random; pixels from outside are black."""
+    """Images randomly shifted, flipped and rotated; pixels from outside are black."""
     draws, (rows, _, height, width) = stream.numpy(), x.shape
     most = (height // EDGE, width // EDGE)
     moves = [torch.from_numpy(draws.integers(-m, m + 1, rows)).to(x.device) for m in most]
@@ -26,7 +26,7 @@ def varied(x: Tensor, stream: Stream) -> Tensor:
 
 
 def strongly(x: Tensor, stream: Stream) -> Tensor:
-    """As `varied`, and a quarter of each picture covered, and its contrast changed."""
+    """Like `varied`, with a quarter of each image covered and its contrast changed."""
     x, draws = varied(x, stream), stream.child("strong").numpy()
     rows, _, height, width = x.shape
     factor = torch.from_numpy(draws.uniform(0.5, 1.5, (rows, 1, 1, 1))).to(x)

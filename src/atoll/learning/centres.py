@@ -1,4 +1,4 @@
-"""A task described by a few vectors, none of which represents a single text."""
+"""Describes a task by a few vectors, none of which represents a single text."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,9 +18,9 @@ SEED = 42  # of the first centres: the same in every run
 def centres(vectors: Tensor, most: int, least: int) -> Tensor:
     """Centres of at most `most` clusters, each of at least `least` different vectors.
 
-    k-means, with clusters that are too small merged into the nearest other. Zero vectors are left
-    out and equal ones count once: two copies of one text would have that text for their centre.
-    Where there are fewer different vectors than `least`, there is no centre.
+    k-means that merges small clusters into the nearest other cluster. Zero vectors are
+    excluded and equal ones count once: otherwise two copies of one text would form a centre.
+    With fewer than `least` different vectors, there is no centre.
     """
     rows = np.unique(vectors.detach().cpu().double().numpy(), axis=0)
     rows = rows[np.abs(rows).sum(1) > 0]
@@ -28,7 +28,7 @@ def centres(vectors: Tensor, most: int, least: int) -> Tensor:
     if len(rows) < least:
         return vectors.new_zeros((0, vectors.shape[1]))
     means = KMeans(count, n_init=3, max_iter=100, random_state=SEED)
-    with threadpool_limits(1):  # sums in one order
+    with threadpool_limits(1):  # sums in a fixed order
         member = means.fit(rows).labels_
     member = _merged(rows, member, least)
     means_by_cluster = np.stack([rows[member == cluster].mean(0) for cluster in np.unique(member)])
@@ -40,7 +40,7 @@ def _merged(
     member: np.ndarray[tuple[int], np.dtype[np.int32]],
     least: int,
 ) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    """The cluster of each row, until none has fewer rows than `least`; the smallest goes first."""
+    """The cluster of each row, after merging the smallest clusters until each has `least` rows."""
     member = member.copy()
     sizes = np.bincount(member)
     sums = np.zeros((len(sizes), rows.shape[1]))
@@ -60,7 +60,7 @@ def _merged(
 
 
 def unit_mean(vectors: Tensor) -> Tensor:
-    """The mean of the centres at length 1, without zero vectors: (centres, D) -> (1, D).
+    """The mean of unit-length centres, without zero vectors: (centres, D) -> (1, D).
 
     The dot product of two of them is the mean cosine over all pairs of centres.
     """
@@ -76,7 +76,7 @@ def product(one: Tensor, other: Tensor) -> float:
 
 
 def similarity(one: Tensor, other: Tensor, threshold: float | None = None) -> float:
-    """The mean cosine over all pairs; with a threshold those below it count as zero."""
+    """The mean cosine over all pairs; with a threshold, smaller cosines count as zero."""
     if threshold is None:
         return product(unit_mean(one), unit_mean(other))
     real = [part[part.abs().sum(1) > 0] for part in (one, other)]
@@ -87,13 +87,13 @@ def similarity(one: Tensor, other: Tensor, threshold: float | None = None) -> fl
 
 
 def nearest_tasks(scored: Mapping[Task, float], count: int) -> tuple[list[Task], list[float]]:
-    """The tasks with the highest scores; of equal ones the newer, then the lower client."""
+    """The tasks with the highest scores; ties go to the newer task, then the lower client."""
     order = sorted(scored, key=lambda task: (-scored[task], -task[0], task[1]))[:count]
     return order, [scored[task] for task in order]
 
 
 def normalised(scores: Sequence[float]) -> Tensor:
-    """Scores, none below zero, that sum to 1; equal ones where all are zero."""
+    """Non-negative scores that sum to 1; equal scores if all are zero."""
     clipped = torch.tensor(scores, dtype=torch.float64).clamp(min=0)
     total = float(clipped.sum())
     shares = clipped / total if total > 0 else torch.full_like(clipped, 1 / max(1, len(clipped)))

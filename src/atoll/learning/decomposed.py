@@ -69,12 +69,12 @@ class Plan:
 
 
 def pruned(adaptive: Tensor, threshold: float) -> Tensor:
-    """Without the entries that are no larger than the threshold."""
+    """Copy without the entries that are no larger than the threshold."""
     return torch.where(adaptive.abs() > threshold, adaptive, 0)
 
 
 def _gate(mask: Tensor, like: Tensor) -> Tensor:
-    """sigmoid(m), one value for each output, spread over the other axes."""
+    """sigmoid(m), one value per output, broadcast over the other axes."""
     return torch.sigmoid(mask).view(*mask.shape, *[1] * (like.dim() - mask.dim()))
 
 
@@ -131,7 +131,7 @@ def _foreign(weights: Named, batch: Rows, plan: Plan) -> Tensor:
 
 
 def dropped(z: Tensor, key: Tensor, numbers: Tensor, rate: float) -> Tensor:
-    """Dropout by a hash of (key, number of the row, unit): the same one by one and in a stack."""
+    """Dropout by a hash of (key, row number, unit): identical for single networks and stacks."""
     rows = hashes(key.unsqueeze(-1), numbers.long())
     units = torch.arange(z.shape[-1], device=z.device)
     draw = (hashes(rows.unsqueeze(-1), units) >> 40).to(z.dtype) / (1 << 24)  # in [-0.5, 0.5)
@@ -182,7 +182,7 @@ def logits(weights: Named, batch: Rows, plan: Plan, noise: bool = False) -> Tens
 
 
 def _spread(values: Tensor, like: Tensor) -> Tensor:
-    """A value for each member, beside tensors with more axes behind."""
+    """A value per member, expanded to tensors with more trailing axes."""
     return values.view(*values.shape, *[1] * (like.dim() - values.dim()))
 
 
@@ -275,7 +275,7 @@ def _norm(values: Tensor, kind: int, axes: int) -> Tensor:
 
 
 class _Value(NamedTuple):
-    """Sums of squares and of absolute values, and the gradients of all of it."""
+    """Sums of squares and of absolute values, with their gradients."""
 
     squares: list[Tensor]
     absolutes: list[Tensor]
@@ -339,7 +339,7 @@ def _weighed(gate: Tensor, moved: Tensor, axes: int) -> Tensor:
 
 
 def penalty(weights: Named, plan: Plan, axes: int = 0) -> Tensor:
-    """All terms of the objective but cross-entropy; `axes` in front are members of a stack."""
+    """All terms of the objective except cross-entropy; leading `axes` are members of a stack."""
     tensors = {"lambda2": weights["lambda2"]}
 
     def place(name: str) -> int:

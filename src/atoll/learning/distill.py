@@ -25,7 +25,7 @@ __all__ = [
     "logits",
 ]
 
-CHUNK = {"cpu": 512, "cuda": 2048}  # images in one pass without gradient
+CHUNK = {"cpu": 512, "cuda": 2048}  # images per pass without gradient
 LEAST = 1e-8  # a column of logits with a smaller norm is constant
 ROUNDINGS = 16  # of a mean over rows: at most 4.5 measured, over up to 100,000 equal ones
 
@@ -33,7 +33,7 @@ ROUNDINGS = 16  # of a mean over rows: at most 4.5 measured, over up to 100,000 
 def correlation(z: Tensor, target: Tensor) -> Tensor:
     """Eq. 1: M[u, v] is Pearson's correlation of column u of z with column v of the target.
 
-    A column that is constant up to rounding has correlation 0 with all.
+    A column that is constant up to rounding has zero correlation with all columns.
     """
     return _unit_columns(z).mT @ _unit_columns(target)
 
@@ -68,7 +68,7 @@ def divergence(
 
 
 def disagreement(teacher: Tensor, student: Tensor, batch: Rows) -> Tensor:
-    """How far a student is from its teacher: KL of classes, the squared difference of numbers."""
+    """The distance of a student from its teacher: KL for classes, squared error for numbers."""
     if batch.y.is_floating_point():
         return squared_error(student, replace(batch, y=teacher[..., 0]))
     return divergence(teacher, student, batch.share)
@@ -86,7 +86,7 @@ def distillation_loss(
     """L_loc = truth * L_label + sum_t strengths[t] * KL(teacher t || student).
 
     `batch.own` has the logits of the teachers side by side. A teacher of strength 0 is not read, so
-    without any the loss is exactly that of the labels.
+    so without any teacher the loss is exactly the label loss.
     """
     z = network(weights, batch.x)
     loss = label_loss(z, batch)
@@ -104,9 +104,9 @@ def distillation_loss(
 def logits(network: Architecture, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """The logits of many rows in chunks, without gradient.
 
-    cuDNN does not benchmark here: test sets differ in size, and it would benchmark each size.
+    Disables cuDNN benchmarking: test sets differ in size, and each size would be benchmarked.
     """
-    if torch.compiler.is_compiling():  # a traced graph takes any number of rows, and no chunks
+    if torch.compiler.is_compiling():  # a traced graph accepts any number of rows, without chunks
         return network(weights, x)
     benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
     try:

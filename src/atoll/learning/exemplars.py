@@ -1,4 +1,4 @@
-"""Which rows an exemplar memory holds: by class and stage, in the order in which they matter.
+"""Selects the rows of an exemplar memory: by class and stage, in order of importance.
 
 Herding: Welling 2009; Rebuffi et al., iCaRL: Incremental Classifier and Representation Learning,
 CVPR 2017.
@@ -18,10 +18,10 @@ Groups = Mapping[tuple[int, int], list[int]]  # class and stage -> rows of the s
 
 
 def herding_order(features: Tensor, count: int) -> list[int]:
-    """The first rows of an order whose running means stay near the mean: (rows, width).
+    """The first rows of an order whose running means approximate the mean: (rows, width).
 
-    Features have length 1. The next row is the one that brings the mean of those chosen nearest to
-    the mean of all; of equal ones the first.
+    Features have unit length. The next row is the one that brings the mean of the selected rows
+    closest to the mean of all rows; ties go to the first.
     """
     unit = F.normalize(features.double(), dim=1)
     target, chosen = unit.mean(0), list[int]()
@@ -35,16 +35,16 @@ def herding_order(features: Tensor, count: int) -> list[int]:
 
 
 def shortened(groups: Groups, memory: int) -> dict[tuple[int, int], list[int]]:
-    """Equal parts of the memory for all groups; what is left over by division is not used.
+    """Split the memory equally among all groups; the remainder is unused.
 
-    With less memory than groups nothing is kept.
+    With less memory than groups, nothing is stored.
     """
     quota = memory // max(1, len(groups))
     return {key: rows[:quota] for key, rows in groups.items() if quota}
 
 
 def to_table(groups: Groups) -> Tensor:
-    """Groups as whole numbers (class, stage, row), in their order."""
+    """Groups as integers (class, stage, row), in order."""
     lines = [(*key, row) for key, rows in groups.items() for row in rows]
     return torch.tensor(lines, dtype=torch.int64).view(-1, 3)
 
@@ -58,16 +58,16 @@ def from_table(table: Tensor) -> dict[tuple[int, int], list[int]]:
 
 
 def joined(parts: list[Rows]) -> Rows:
-    """Rows one after the other."""
+    """Concatenate rows."""
     x, own, y = (torch.cat([getattr(part, name) for part in parts]) for name in ("x", "own", "y"))
     shares = [part.share for part in parts if part.share is not None]  # all have some, or none
     return Rows(x, own, y, torch.cat(shares) if shares else None)
 
 
 def repeated(memory: Rows, rows: int, share: float) -> Rows:
-    """Memory rows repeated until they are this share of an epoch beside `rows` others.
+    """Repeat memory rows until they are this share of an epoch with `rows` other rows.
 
-    At least each of them once.
+    Uses each of them at least once.
     """
     count = max(len(memory), round(rows * share / (1 - share)))
     return memory.at(torch.arange(count, device=memory.y.device) % max(1, len(memory)))

@@ -1,8 +1,8 @@
-"""Networks of the user's own: drawn like built-in ones, or with first values of their own.
+"""Networks of the user: drawn like built-in ones, or with their own initial values.
 
 A plug-in is a function of (shape, classes) that returns a module, or a module. A module has its own
-values; those of a function are drawn by the run's seed unless `initial = "own"`. A frozen layer is
-no part of the weights: it is not trained, not sent and not saved.
+values; those of a function are drawn with the run's seed unless `initial = "own"`. A frozen layer
+is not part of the weights: it is not trained, sent or saved.
 """
 
 import copy
@@ -27,14 +27,14 @@ Shape = tuple[int, ...]
 
 
 class Frozen(nn.Module):
-    """A layer that is never trained, in the mode of tests; its values are no weights.
+    """A layer that is never trained, in evaluation mode; its values are not weights.
 
-    They move with the network from device to device, but stay where the network becomes an outline.
+    They move between devices with the network, but not to the meta device.
     """
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        # not a child: its values stay out of state_dict, parameters and train()
+        # not a child: excluded from state_dict, parameters and train()
         self.__dict__["layer"] = layer.requires_grad_(False).eval()
         self.digest = digest(layer.state_dict().items())
 
@@ -60,12 +60,12 @@ class Frozen(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        """What distinguishes two of them: the layer, and its values by their hash."""
+        """A description that includes the layer and the hash of its values."""
         return f"{self.__dict__['layer']!r}, {self.digest}"
 
 
 def digest(tensors: Any) -> str:
-    """A hash of tensors by their names."""
+    """A hash of tensors and their names."""
     whole = hashlib.sha256()
     for name, tensor in tensors:
         values = tensor.detach().cpu().contiguous()
@@ -75,7 +75,7 @@ def digest(tensors: Any) -> str:
 
 
 def has_own_values(name: str, initial: str) -> bool:
-    """Whether a plug-in begins with first values of its own; imports it."""
+    """Whether a plug-in starts with its own initial values; imports it."""
     return initial == "own" or isinstance(_load(name), nn.Module)
 
 
@@ -87,7 +87,7 @@ def build(
     initial: str = "drawn",
     frozen: Sequence[str] = (),
 ) -> nn.Module:
-    """A network of the user's own, evaluated on two rows before anything begins."""
+    """Build a network of the user and evaluate it on two rows before the run."""
     loaded = _load(name)
     if isinstance(loaded, nn.Module):
         model = copy.deepcopy(loaded)
@@ -106,12 +106,12 @@ def build(
 
 
 def first_values(model: nn.Module) -> str:
-    """A hash of the first values of a network, frozen ones included."""
+    """A hash of the initial values of a network, including frozen ones."""
     return digest([*model.state_dict().items(), *frozen_values(model).items()])
 
 
 def frozen_values(model: nn.Module) -> dict[str, Tensor]:
-    """The values of frozen layers, by the names that they have in the user's network."""
+    """The values of frozen layers, by their names in the user's network."""
     values: dict[str, Tensor] = {}
     for name, layer in _all_frozen(model):
         own = layer.__dict__["layer"].state_dict()
@@ -120,7 +120,7 @@ def frozen_values(model: nn.Module) -> dict[str, Tensor]:
 
 
 def frozen_layers(model: nn.Module) -> list[str]:
-    """The names of the layers that are frozen."""
+    """The names of the frozen layers."""
     return [name for name, _ in _all_frozen(model)]
 
 
@@ -137,7 +137,7 @@ def _load(name: str) -> Any:
 
 
 def _without_values(factory: Any, shape: Shape, classes: int, name: str) -> Any:
-    """What a function returns, as an outline; loaded values would be lost."""
+    """The result of a function on the meta device; loaded values would be lost."""
     with warnings.catch_warnings(record=True) as caught, torch.device("meta"):
         warnings.simplefilter("always")
         model = factory(shape, classes)
@@ -148,14 +148,14 @@ def _without_values(factory: Any, shape: Shape, classes: int, name: str) -> Any:
 
 
 def _seeded(factory: Any, shape: Shape, classes: int, stream: Stream) -> Any:
-    """What a function returns; values that it draws from torch's global state are the stream's."""
+    """The result of a function, with torch's global random state set from the stream."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream.key)
         return factory(shape, classes)
 
 
 def _stream_dropout(model: nn.Module, stream: Stream) -> None:
-    """Draw the masks of dropout from the stream, so that a resumed run continues with them."""
+    """Draw dropout masks from the stream, so that a resumed run continues with them."""
     for path, parent in list(model.named_modules()):
         for name, layer in list(parent.named_children()):
             if type(layer) is nn.Dropout and not layer.p:
@@ -190,7 +190,7 @@ def _evaluate(model: nn.Module, name: str, shape: Shape, classes: int) -> None:
 
 
 def _freeze_layers(model: nn.Module, names: Sequence[str]) -> None:
-    """Freeze the layers of these names, and those whose parameters need no gradient."""
+    """Freeze the layers with these names, and those whose parameters need no gradient."""
     layers = [name for name, _ in model.named_modules() if name]
     for name in names:
         if name not in layers:

@@ -33,13 +33,13 @@ __all__ = [
 ]
 
 LmoRule = Literal["paper", "code", "quantile", "off"]
-CHUNK = 64  # samples whose gradients are held at once
+CHUNK = 64  # maximum samples with gradients in memory
 
 
 def class_means(embeddings: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Eq. 2: the mean embedding of each class (classes, width), and the rows it is the mean of.
 
-    Sums in double precision, so that order and batching do not change the result.
+    Sums use double precision, so that order and batching do not change the result.
     """
     total = embeddings.new_zeros((classes, embeddings.shape[1]), dtype=torch.float64)
     total.index_add_(0, y, embeddings.double())
@@ -48,7 +48,7 @@ def class_means(embeddings: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Te
 
 
 def evolved(old: Tensor, learned: Tensor, new: Tensor, counts: Tensor, beta: float) -> Tensor:
-    """Eq. 5: a new class is inserted, a known one is mixed, one without rows is left as it is."""
+    """Eq. 5: insert new classes, mix known ones, and keep those without rows."""
     mixed = beta * new + (1 - beta) * old
     prototypes = torch.where(learned[:, None], mixed, new)
     return torch.where((counts > 0)[:, None], prototypes, old)
@@ -68,7 +68,7 @@ def drift_scalar(before: Tensor, now: Tensor, present: Tensor) -> Tensor:
 
 
 def drift_vector(before: Tensor, now: Tensor, present: Tensor) -> Tensor:
-    """How far class means have moved, on average over the classes `present`: (width,)."""
+    """The mean shift of class means over the classes `present`: (width,)."""
     return torch.where(present[:, None], now - before, 0).sum(0) / present.sum()
 
 
@@ -116,7 +116,7 @@ def fisher(network: Bottom, weights: Mapping[str, Tensor], x: Tensor, g: Tensor)
 
 
 def pairwise_sum(values: Tensor) -> Tensor:
-    """Sum over the first axis, in one order for every entry: halves are added until one is left.
+    """Sum over the first axis in a fixed order: halves are added until one is left.
 
     `Tensor.sum` chooses the order of additions by shape, layout and CPU.
     """
@@ -130,7 +130,7 @@ def pairwise_sum(values: Tensor) -> Tensor:
 
 
 def added(one: Tensors, other: Tensors) -> Tensors:
-    """The sum; an empty one counts as 0."""
+    """The sum; an empty tensor counts as 0."""
     return {name: one[name] + t if one else t for name, t in other.items()}
 
 
@@ -140,7 +140,7 @@ def delta(task: int, k0: float, alpha: float) -> float:
 
 
 def threshold(f: Tensors, deviations: float) -> float:
-    """Kappa: the mean of all entries minus so many standard deviations."""
+    """Kappa: the mean of all entries minus this many standard deviations."""
     flat = torch.cat([f[name].flatten() for name in sorted(f)]).double()
     return float(flat.mean() - deviations * flat.std(correction=0))
 
@@ -161,8 +161,8 @@ def frozen(f: Tensors, rule: LmoRule, deviations: float, rho: float) -> Tensors:
 
 
 def _largest(f: Tensors, rho: float) -> Tensors:
-    """The share rho of all entries that is largest; of equal ones the first, by name and place."""
-    names = sorted(f)  # a client that was restored may have them in another order
+    """The largest entries, a share rho of all; ties go to the first by name and index."""
+    names = sorted(f)  # a restored client may have them in another order
     flat = torch.cat([f[name].flatten() for name in names])
     order = torch.argsort(flat, descending=True, stable=True)
     chosen = torch.zeros_like(flat, dtype=torch.bool)
@@ -173,6 +173,6 @@ def _largest(f: Tensors, rho: float) -> Tensors:
 
 
 def share(mask: Tensors) -> float:
-    """The share of entries that are frozen."""
+    """The fraction of frozen entries."""
     entries = sum(tensor.numel() for tensor in mask.values())
     return sum(int(tensor.sum()) for tensor in mask.values()) / max(1, entries)

@@ -34,7 +34,7 @@ READ = "said"  # prefix of the column one that column two reads in predictions
 
 
 def draw_laterals(sizes: Sequence[int], stream: Callable[[int], Stream]) -> dict[str, Tensor]:
-    """The first lateral weights into layers of these sizes, each from a stream of its own."""
+    """Initial lateral weights into layers of these sizes, each from a separate stream."""
     weights = {}
     for i, (below, above) in enumerate(pairwise(sizes), 1):
         (weights[f"lateral{i}"],) = draw_linear(above, below, stream(i), bias=False)
@@ -49,7 +49,7 @@ def bank_of(column: Mapping[str, Tensor], strengths: Sequence[float]) -> dict[st
 
 
 def member(bank: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
-    """One second column of a bank and its mu, copied."""
+    """A copy of one second column of a bank and its mu."""
     column = {n: w[number].clone() for n, w in bank.items() if n.startswith("unique/")}
     return column | {"mu": bank["mu"][number, 0, 0]}
 

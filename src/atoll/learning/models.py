@@ -76,7 +76,7 @@ def draw_linear(outputs: int, inputs: int, stream: Stream, bias: bool = True) ->
 def draw_layers(
     inputs: int, sizes: Sequence[int], stream: Callable[[int], Stream]
 ) -> dict[str, Tensor]:
-    """First weights of an MLP: weight0, bias0, weight1, ...; each layer has its own stream."""
+    """Initial weights of an MLP: weight0, bias0, weight1, ...; each layer has a separate stream."""
     weights = {}
     for i, (below, above) in enumerate(pairwise([inputs, *sizes])):
         weights[f"weight{i}"], weights[f"bias{i}"] = draw_linear(above, below, stream(i))
@@ -140,7 +140,7 @@ class MLP(nn.Module):
         return self.logits(dict(self.named_parameters()), x)
 
     def logits(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """The logits under other weights."""
+        """The logits with other weights."""
         return outputs(weights, x.flatten(-self.axes), self.depth)[-1]
 
 
@@ -160,7 +160,7 @@ MIXING = (NORMALISING, nn.Dropout, image_nets.StreamDropout)
 
 
 def skeleton(model: nn.Module, training: bool) -> "Architecture":
-    """A network's function in training or in testing, which differ by batch norm and dropout."""
+    """A network's function in training or evaluation mode; batch norm and dropout differ."""
     return Architecture(copy.deepcopy(model).to("meta").train(training))
 
 
@@ -210,14 +210,14 @@ class Architecture:
         Names that are not the network's are constants of a loss and do not matter here.
         """
         logits = getattr(self.model, "logits", None)
-        if logits is not None:  # a network that takes such weights by itself
+        if logits is not None:  # a network that supports such weights itself
             return logits(weights, x)  # type: ignore[no-any-return]
         own = {name: weight for name, weight in weights.items() if name in self._shapes}
         name, shape = next(iter(self._shapes.items()))
         if own[name].dim() == len(shape):
             return self._logits(self.model, own, x)
         one = lambda w, part: self._logits(self._many, w, part)  # noqa: E731
-        # fused attention has no vmap rule, its plain form has
+        # fused attention has no vmap rule, but its plain form has
         with sdpa_kernel(SDPBackend.MATH) if self._attends else nullcontext():
             return torch.vmap(one)(own, x)
 
@@ -242,7 +242,7 @@ Loss = Callable[[Architecture, Mapping[str, Tensor], Rows], Tensor]
 
 
 def features(network: Architecture, weights: Mapping[str, Tensor], x: Tensor) -> Tensor | None:
-    """What the last linear layer reads of each row; None where a network has no such layer."""
+    """The input of the last linear layer for each row; None if a network has no such layer."""
     layers = [layer for layer in network.model.modules() if isinstance(layer, nn.Linear)]
     if not layers:
         return None

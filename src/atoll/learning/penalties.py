@@ -1,4 +1,4 @@
-"""Penalties of local training: stay near shared weights, or near what earlier stages need.
+"""Penalties of local training: stay close to shared weights, or to what earlier stages need.
 
 proximal: Li et al. 2020. ewc: Kirkpatrick et al., Overcoming catastrophic forgetting in neural
 networks, 2017. si: Zenke et al., Continual Learning Through Synaptic Intelligence, 2017. lwf: Li
@@ -26,11 +26,11 @@ Penalty = Literal["none", "proximal", "ewc", "si", "lwf"]
 DAMPING: Final = 1e-3  # si: added to the squared way of a weight
 TEMPERATURE: Final = 2.0  # lwf
 HIDDEN: Final = -1e4  # lwf: in place of the teacher's logit of a class that it does not teach
-CHUNK: Final = 64  # rows with a gradient each
+CHUNK: Final = 64  # rows with individual gradients
 
 
 def _own(weights: Mapping[str, Tensor]) -> Tensors:
-    """The weights of the network, without the constants of a loss."""
+    """The weights of the network, without constants of a loss."""
     return {n: w for n, w in weights.items() if "/" not in n and n != "strength"}
 
 
@@ -92,24 +92,24 @@ def path_terms(before: Tensors, after: Tensors, first: Tensors, last: Tensors) -
 
 
 class Past:
-    """What a client remembers of earlier stages, and the loss that uses it."""
+    """A client's memory of earlier stages, and the loss that uses it."""
 
     def __init__(self, penalty: Penalty, strength: float, network: Architecture) -> None:
-        """`network` in the mode of tests."""
+        """`network` is in evaluation mode."""
         self.penalty, self.strength, self.network = penalty, strength, network
         self.moves = tuple(name for name, _ in network.model.named_parameters())
         self.stage = 0
-        self.anchor: Tensors = {}  # shared weights at the beginning of this stage
+        self.anchor: Tensors = {}  # shared weights at the start of this stage
         self.importance: Tensors = {}  # of each weight for the stages before
         self.path: Tensors = {}  # si: terms of this stage
 
     @property
     def remembers(self) -> bool:
-        """Whether anything outlives a message."""
+        """Whether there is state beyond a message."""
         return self.penalty in ("ewc", "si", "lwf")
 
     def begin(self, weights: Tensors, stage: int) -> None:
-        """Take over shared weights as the anchor, the first ones of each stage."""
+        """Store the first shared weights of each stage as the anchor."""
         if not self.remembers or (self.anchor and stage == self.stage):
             return
         if self.path:
@@ -160,7 +160,7 @@ class Past:
         self.importance[name] = part if before is None else before + part
 
     def state(self) -> Tensors:
-        """Everything that outlives a message, by name."""
+        """All persistent state by name."""
         if not self.anchor:
             return {}
         parts = (("anchor", self.anchor), ("importance", self.importance), ("path", self.path))

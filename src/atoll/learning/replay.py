@@ -1,4 +1,4 @@
-"""Terms by which a server rehearses old classes from their prototypes, without old rows.
+"""Terms by which a server replays old classes from their prototypes, without old rows.
 
 PASS (Zhu et al., CVPR 2021), FedSpace (Shenaj et al., CVPR workshops 2023) and FedProK (Gao et
 al., 2024) as section h of V-LETO's specification carries them over to split networks.
@@ -20,7 +20,7 @@ def noisy(prototypes: Tensor, size: float | Tensor, key: Tensor) -> Tensor:
 
 
 def picked(old: Tensor, count: int, key: Tensor) -> Tensor:
-    """Old classes, each with equal chance, as often as asked."""
+    """Old classes drawn uniformly, as many as requested."""
     return old[below(len(old), key, count)]
 
 
@@ -48,19 +48,19 @@ def contrast(rows: Tensor, y: Tensor, current: int) -> Tensor:
 
 
 def _directions(rows: Tensor) -> Tensor:
-    """Rows at length 1; one of zeros has no direction, stays zero and gets no gradient."""
+    """Rows normalised to length 1; a zero row stays zero and gets no gradient."""
     length = rows.norm(dim=-1, keepdim=True)
     nonzero = length > 0
     return torch.where(nonzero, rows, 0) / torch.where(nonzero, length, 1)
 
 
 def translated(embeddings: Tensor, away: Tensor, towards: Tensor) -> Tensor:
-    """FedProK: embeddings moved from their class to another; no gradient runs back."""
+    """FedProK: embeddings moved from their class to another, without gradient."""
     return (embeddings + towards - away).detach()
 
 
 def turned(x: Tensor) -> Tensor:
-    """Images with each part turned by 180 degrees, which a client can do with its part alone."""
+    """Images with each part rotated by 180 degrees, which a client can do with its part alone."""
     return torch.flip(x, (-2, -1))
 
 

@@ -1,4 +1,4 @@
-"""Sparse tensors in fewer bytes: the smaller of two encodings."""
+"""Encodes sparse tensors in fewer bytes: the smaller of two encodings."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ def coded(flat: Tensor) -> Tensors:
 
 
 def decoded(code: Tensors, count: int) -> Tensor:
-    """The tensor of this size; a code that does not fit raises a ValueError."""
+    """Decode a tensor of this size; raises ValueError if the code does not fit."""
     values = code["values"]
     if "bits" in code:
         places = _set_bits(code["bits"], count).to(values.device)
@@ -52,13 +52,13 @@ def above_share(sizes: Tensor, share: float) -> Tensor:
 
 
 def trimmed(name: str, layer: Tensor, mask: Tensor) -> Tensors:
-    """The filters of a layer that are kept, and a bit for each filter."""
+    """The kept filters of a layer, and a bit for each filter."""
     bits = np.packbits(mask.cpu().numpy())
     return {f"{name}/values": layer[mask], f"{name}/bits": torch.from_numpy(bits)}
 
 
 def widened(name: str, channels: Tensors, like: Tensor, sender: str) -> Tensor:
-    """A layer with the filters that a client sent, and zeros for the others."""
+    """A layer with the received filters, and zeros for the others."""
     count, shape = len(like), like.shape[1:]
     values, bits = channels.get(f"{name}/values"), channels.get(f"{name}/bits")
     if values is None or bits is None or len(bits) != -(-count // 8):
@@ -72,7 +72,7 @@ def widened(name: str, channels: Tensors, like: Tensor, sender: str) -> Tensor:
 
 
 def mean_of_sent(layers: Sequence[Tensor]) -> Tensor:
-    """The mean over those clients that sent a filter; zero where none did."""
+    """The mean over the clients that sent a filter; zero if none did."""
     together = torch.stack(list(layers)).double()
     sent = (together != 0).flatten(2).any(-1).sum(0).clamp(min=1)
     total: Tensor = together.sum(0) / sent.view(-1, *[1] * (together.dim() - 2))

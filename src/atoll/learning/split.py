@@ -1,4 +1,4 @@
-"""Arithmetic of split learning: a client's half of a network, and how embeddings are joined."""
+"""Arithmetic of split learning: a client's half of a network, and how to join embeddings."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -36,9 +36,9 @@ __all__ = [
 ]
 
 Agg = Literal["sum", "mean", "concat"]
-CHUNK = 1024  # rows of one pass without gradient
-MESSAGE = 2048  # rows of one message without gradient
-ROUNDING = 64  # a distance of fewer units of rounding error counts as 0
+CHUNK = 1024  # rows per pass without gradient
+MESSAGE = 2048  # rows per message without gradient
+ROUNDING = 64  # a distance below this many units of rounding error counts as 0
 
 
 def joined(embeddings: Sequence[Tensor], agg: Agg) -> Tensor:
@@ -65,11 +65,11 @@ class Batches:
     key: int  # of the stream that orders the rows, anew in each pass
 
     def __len__(self) -> int:
-        """How many batches a pass has; its last may be smaller."""
+        """The number of batches in a pass; the last batch may be smaller."""
         return (self.rows + self.size - 1) // self.size
 
     def at(self, step: int, device: torch.device) -> Tensor:
-        """The rows of a step; steps go on from one pass to the next."""
+        """The rows of a step; steps continue from one pass to the next."""
         epoch, batch = divmod(step, len(self))
         return _order(self.rows, self.key, epoch, device)[batch * self.size :][: self.size]
 
@@ -108,13 +108,13 @@ class Half:
 
     @torch.no_grad()
     def embed(self, x: Tensor, weights: Mapping[str, Tensor] | None = None) -> Tensor:
-        """The embeddings of many rows, without gradient and without dropout."""
+        """The embeddings of many rows, without gradient and dropout."""
         used = self.weights if weights is None else weights
         parts = [self.function(used, part) for part in x.split(CHUNK)] if len(x) else []
         return torch.cat(parts) if parts else x.new_zeros((0, self.network.width))
 
     def forward(self, key: object, x: Tensor, mask: Tensor | None) -> Tensor:
-        """The embeddings of a batch; the graph is kept under the key until the next call."""
+        """The embeddings of a batch; stores the graph under the key until the next call."""
         moving = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
         with torch.enable_grad():
             embedding = self.function(moving, x)
@@ -139,7 +139,7 @@ class Half:
         return dict(zip(moving, gradients, strict=True))
 
     def descend(self, gradients: Tensors, rate: float, frozen: Tensors | None = None) -> None:
-        """One plain gradient step; frozen entries get their value back exactly."""
+        """One plain gradient step; frozen entries are restored exactly."""
         self.weights = stepped(self.weights, gradients, rate, frozen)
 
 
@@ -152,7 +152,7 @@ def stepped(weights: Tensors, gradients: Tensors, rate: float, frozen: Tensors |
 
 
 def fitting(embedding: Tensor, rows: int, width: int, sender: str) -> Tensor:
-    """The embedding, if it has a row for each label; else an error that names its sender."""
+    """Check that an embedding has a row for each label; the error names its sender."""
     if embedding.shape != (rows, width):
         shown = tuple(embedding.shape)
         raise BadMessageError(sender, f"embeddings {shown}, not {(rows, width)}: rows not aligned?")
@@ -184,7 +184,7 @@ def distance_gradient(now: Tensor, before: Tensor) -> Tensor:
 
 
 def rounded(embedding: Tensor, digits: int) -> Tensor:
-    """Embeddings rounded to this many decimals; 0: not rounded."""
+    """Embeddings rounded to this many decimals; 0: unchanged."""
     return torch.round(embedding, decimals=digits) if digits else embedding
 
 

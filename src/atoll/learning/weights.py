@@ -23,9 +23,9 @@ Named = Mapping[str, Tensor]
 
 
 def mean(items: Sequence[Named], weights: Sequence[float] | None = None) -> dict[str, Tensor]:
-    """The mean of named tensors; equal weights unless others are given.
+    """The mean of named tensors, with equal weights by default.
 
-    Summed in double precision, so that equal copies give the copy exactly.
+    Sums in double precision, so that the mean of equal copies is exact.
     """
     if weights is not None and len(set(weights)) == 1:
         weights = None  # a sum needs fewer passes than a product with shares
@@ -44,19 +44,19 @@ def mean(items: Sequence[Named], weights: Sequence[float] | None = None) -> dict
 
 
 def copied(weights: Named) -> dict[str, Tensor]:
-    """The same names with tensors of their own."""
+    """Copy all tensors."""
     return {name: tensor.detach().clone() for name, tensor in weights.items()}
 
 
 def placed(weights: Named, device: torch.device) -> dict[str, Tensor]:
-    """The same names on a device; tensors that are there already are shared, not copied."""
+    """Move tensors to a device; tensors already there are shared, not copied."""
     if all(t.device == device for t in weights.values()):
         return cast("dict[str, Tensor]", weights)
     return {n: t.to(device) for n, t in weights.items()}
 
 
 def copied_at_once(weights: Named) -> dict[str, Tensor]:
-    """The same as `copied` in few kernels, for many small tensors on a GPU."""
+    """Like `copied` in few kernels, for many small tensors on a GPU."""
     copies = {name: torch.empty_like(tensor) for name, tensor in weights.items()}
     into(copies, weights)
     return copies
@@ -64,7 +64,7 @@ def copied_at_once(weights: Named) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def into(buffers: Named, weights: Named) -> None:
-    """Copy values into tensors of the same names, those of one type in few kernels."""
+    """Copy values into tensors of the same names, in few kernels per dtype."""
     alike: dict[tuple[torch.dtype, torch.device], list[str]] = {}
     for name, tensor in buffers.items():
         alike.setdefault((tensor.dtype, tensor.device), []).append(name)
@@ -73,17 +73,17 @@ def into(buffers: Named, weights: Named) -> None:
 
 
 def prefixed(prefix: str, weights: Named) -> dict[str, Tensor]:
-    """The same tensors under prefix/name."""
+    """The same tensors with prefix/name as names."""
     return {f"{prefix}/{name}": tensor for name, tensor in weights.items()}
 
 
 def without(prefix: str, weights: Named) -> dict[str, Tensor]:
-    """The tensors whose names begin with prefix/, under the rest of their names."""
+    """The tensors whose names start with prefix/, without the prefix."""
     start = f"{prefix}/"
     return {n.removeprefix(start): tensor for n, tensor in weights.items() if n.startswith(start)}
 
 
 def sent(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Numbers on a device, copied there asynchronously."""
+    """Numbers copied to a device asynchronously."""
     tensor = torch.tensor(values, dtype=dtype)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -1,1 +1,1 @@
-"""Numbers from scores: accuracy and forgetting, and the statistics of comparisons."""
+"""Metrics derived from scores: accuracy, forgetting, and the statistics of comparisons."""

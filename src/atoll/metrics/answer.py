@@ -1,14 +1,14 @@
 """Does joining help? Comparisons and verdicts from the outcomes of sites. Needs no torch.
 
-An outcome has the outputs of several models on the very same test rows of a site: the joined model,
+An outcome contains the outputs of several models on the same test rows of a site: the joined model,
 the same method alone, class shares (guessing), and simple classifiers; in regression the mean of
-the training labels (guessing) and simple regressors. Each comparison is a mean over rows of a
-difference of contributions: numbers of rows whose mean is the metric. For accuracy they are 1 and
-0. For metrics that are no mean over rows, they are jackknife values: the metric plus
+the training labels (guessing) and simple regressors. Each comparison is a mean over rows of
+differences of contributions: one number per row, whose mean is the metric. For accuracy they are
+1 and 0. For metrics that are not a mean over rows, they are jackknife values: the metric plus
 the influence of the row times the number of rows.
 
-Overall is the unweighted mean over sites, taken as fixed. Where sites share test rows, the row is
-the unit.
+Overall is the unweighted mean over sites, which are taken as fixed. If sites share test rows, the
+row is the unit.
 """
 
 import math
@@ -48,18 +48,18 @@ Metric = Literal[
 ]
 JOINED: Final = "joined"
 ALONE: Final = "alone"
-GUESS: Final = "majority"  # class shares, whose likeliest class is the majority class
+GUESS: Final = "majority"  # class shares, whose most likely class is the majority class
 LOGISTIC: Final = "logistic regression"
 BOOSTING: Final = "gradient boosting"
-POOLED: Final = "pooled"  # the same method at one site with the rows of all: an upper bound
+POOLED: Final = "pooled"  # the same method at one site with all rows: an upper bound
 MODELS = (JOINED, ALONE, GUESS, LOGISTIC, BOOSTING)
 MEAN: Final = "mean"  # regression: the mean of the training labels, in place of the majority class
-RIDGE: Final = "ridge regression"  # in place of logistic regression
+RIDGE: Final = "ridge regression"  # instead of logistic regression
 ERRORS: Final = ("mae", "mse")  # metrics of regression
-OF_CLASSES = ("auroc", "auprc", "balanced accuracy")  # metrics that need rows of every class
+OF_CLASSES = ("auroc", "auprc", "balanced accuracy")  # metrics that need rows of all classes
 OF_TWO = ("auroc", "auprc")  # metrics of two classes
-LOSSES = ("brier score", "log loss", *ERRORS)  # the smaller the better
-ROUNDING: Final = 1e-5  # of the label's deviation: networks compute with about six digits
+LOSSES = ("brier score", "log loss", *ERRORS)  # smaller is better
+ROUNDING: Final = 1e-5  # relative to the label's deviation: networks compute with about six digits
 FEWEST: Final = 10  # test rows of a site, or of a class that the metric needs
 SEEDS: Final = "more seeds or splits, not rows"
 UNITS: Final = {
@@ -78,21 +78,21 @@ UNITS: Final = {
 class Outcome:
     """The outputs of several models on the test rows of one site."""
 
-    rows: Array  # (rows,) numbers of rows in the data set; equal numbers are one unit
-    y: Array  # (rows,) true classes; in regression numbers
-    # of each model (rows, classes): logits or log-probabilities; in regression (rows, 1): numbers
+    rows: Array  # (rows,) row numbers in the data set; equal numbers are one unit
+    y: Array  # (rows,) true classes; in regression the labels
+    # per model (rows, classes): logits or log-probabilities; in regression (rows, 1): predictions
     outputs: Mapping[str, Array]
     train_rows: int
     skipped: Mapping[str, str] = field(default_factory=dict)  # why models were not trained
     valid_y: Array | None = None  # true classes of validation rows
     valid: Mapping[str, Array] = field(default_factory=dict)  # outputs there, for thresholds
-    variants: Mapping[str, Array] = field(default_factory=dict)  # outputs of a method's models
+    variants: Mapping[str, Array] = field(default_factory=dict)  # outputs of the method's variants
     deviation: float = 1.0  # regression: of the training labels, in the unit of the label
     groups: Array | None = None  # (rows,) numbers of groups, such as patients, of all sites
 
     @property
     def units(self) -> Array:
-        """What is independent: groups, else rows; equal numbers are one unit."""
+        """The independent units: groups, else rows; equal numbers are one unit."""
         return self.rows if self.groups is None else self.groups
 
 
@@ -113,7 +113,7 @@ class SiteOutcomes:
         return all(np.array_equal(one.rows, self.first.rows) for one in self.seeds)
 
     def gains(self, model: str, other: str) -> list[Array]:
-        """For each seed the differences of contributions."""
+        """The differences of contributions for each seed."""
         return [
             contributions(self.metric, one.y, one.outputs[model])
             - contributions(self.metric, one.y, one.outputs[other])
@@ -121,16 +121,16 @@ class SiteOutcomes:
         ]
 
     def score(self, model: str) -> float | None:
-        """The metric of a model, the mean over seeds."""
+        """The metric of a model, averaged over seeds."""
         return self._mean([one.outputs.get(model) for one in self.seeds])
 
     def variant_scores(self) -> dict[str, float | None]:
-        """The metric of each of the method's models, the mean over seeds."""
+        """The metric of each of the method's variants, averaged over seeds."""
         names = self.first.variants
         return {name: self._mean([one.variants.get(name) for one in self.seeds]) for name in names}
 
     def _mean(self, outputs: Sequence[Array | None]) -> float | None:
-        """The metric of outputs, one for each seed; None where a seed has none."""
+        """The metrics of outputs, averaged over seeds; None if a seed has none."""
         values = []
         for one, logits in zip(self.seeds, outputs, strict=True):
             if logits is None:
@@ -141,7 +141,7 @@ class SiteOutcomes:
 
     @property
     def scale(self) -> float:
-        """What a margin of 1 is in the unit of the metric: a deviation or variance of the label."""
+        """The unit of a margin of 1: a deviation or variance of the label."""
         if self.metric not in ERRORS:
             return 1.0
         power = 2 if self.metric == "mse" else 1
@@ -149,9 +149,9 @@ class SiteOutcomes:
 
     @property
     def identical(self) -> bool:
-        """Whether the joined model and the one alone have the same outputs, bit for bit.
+        """Whether the joined model and the one trained alone have the same outputs, bit for bit.
 
-        In regression numbers are the same that differ by less than rounding.
+        In regression, numbers that differ by less than rounding count as equal.
         """
         return all(_same_outputs(one, self.metric) for one in self.seeds)
 
@@ -164,7 +164,7 @@ def _same_outputs(one: Outcome, metric: Metric) -> bool:
 
 
 def contributions(metric: Metric, y: Array, outputs: Array) -> Array:
-    """Numbers of rows whose mean is the metric; a larger one is better."""
+    """Per-row numbers whose mean is the metric; larger is better."""
     if metric in ERRORS:
         return -row_errors(metric, y, outputs)
     return _of_classes(metric, y, outputs)
@@ -193,12 +193,12 @@ def _of_classes(metric: Metric, y: Array, outputs: Array) -> Array:
 
 
 def metric_of(chosen: Metric, regression: bool) -> Metric:
-    """What models are compared by: in regression mae, unless the config names another error."""
+    """The metric that compares models: the config's choice, in regression mae by default."""
     return "mae" if regression and chosen == "accuracy" else chosen
 
 
 def models_of(metric: Metric) -> tuple[str, str, str, str, str]:
-    """The models that are compared: joined, alone, guessing, a linear one, boosting."""
+    """The compared models: joined, alone, guessing, a linear one, boosting."""
     return (JOINED, ALONE, MEAN, RIDGE, BOOSTING) if metric in ERRORS else MODELS
 
 
@@ -208,10 +208,10 @@ def answer(
     margin: float = MARGIN,
     sharing: int = 0,
 ) -> dict[str, Any]:
-    """The answer of a run, as plain values: comparisons and verdicts per site and overall.
+    """Compute the answer of a run as plain values: comparisons and verdicts per site and overall.
 
-    `sites` has for each site its outcomes, one for each seed. `sharing` is the number of sites
-    whose intervals have the level together; 0: those whose numbers are released. The margin of a
+    `sites` maps each site to its outcomes, one per seed. `sharing` is the number of sites sharing
+    the level of the intervals; 0: all sites with released numbers. The margin of a
     regression is a share of the deviation (mse: variance) of the training labels at the site.
     """
     every = {id: SiteOutcomes(tuple(seeds), metric) for id, seeds in sites.items()}
@@ -236,7 +236,7 @@ def answer(
 
 
 def _unit(sites: Mapping[str, SiteOutcomes], seeds: int) -> str:
-    """What intervals count: rows or groups, with seeds where all have the same, or splits."""
+    """The unit of the intervals: rows or groups, with seeds if all share test rows, or splits."""
     if seeds > 1 and not all(site.same_rows for site in sites.values()):
         return "splits"
     grouped = any(site.first.groups is not None for site in sites.values())
@@ -244,7 +244,7 @@ def _unit(sites: Mapping[str, SiteOutcomes], seeds: int) -> str:
 
 
 def too_few(site: SiteOutcomes) -> str:
-    """Why nothing of a site is released; empty where there are enough test rows."""
+    """Why a site releases nothing; empty if it has enough test rows."""
     for outcome in site.seeds:
         if len(np.unique(outcome.units)) < FEWEST:
             return "too few test rows"
@@ -277,7 +277,7 @@ def compare(site: SiteOutcomes, model: str, other: str, level: float) -> Compari
 
 
 def _compare_rows(site: SiteOutcomes, model: str, other: str, level: float) -> Comparison:
-    """One seed: the comparison that the metric has of its own."""
+    """Compare two models on the rows of one seed, with the interval of the metric."""
     one = site.first
     first, second = one.outputs[model], one.outputs[other]
     groups = one.units if len(np.unique(one.units)) < len(one.rows) else None
@@ -292,7 +292,7 @@ def _compare_rows(site: SiteOutcomes, model: str, other: str, level: float) -> C
 
 
 def by_unit(values: Array, rows: Array) -> Array:
-    """Values whose mean over units is the mean over rows; a row that is tested twice is a unit."""
+    """Values whose mean over units is the mean over rows; a row tested twice is one unit."""
     units, places = np.unique(rows, return_inverse=True)
     return np.bincount(places, values, len(units)) * len(units) / len(rows)
 
@@ -308,22 +308,22 @@ def _entry(site: SiteOutcomes, margin: float, level: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Numbers:
-    """The numbers behind the entry of one site."""
+    """The numbers of one site's entry."""
 
     test_rows: int
     smallest_class: int | None
-    scores: Mapping[str, float | None]  # by model
-    gain: Comparison  # of joining; this and the others at the level that sites share
-    unadjusted: tuple[float, float]  # its interval at the level of one site
-    joined: Comparison  # over guessing
-    alone: Comparison  # over guessing
+    scores: Mapping[str, float | None]  # scores by model
+    gain: Comparison  # gain of joining; like the others at the level that sites share
+    unadjusted: tuple[float, float]  # its interval at the level of a single site
+    joined: Comparison  # gain of the joined model over guessing
+    alone: Comparison  # gain of the other models over guessing
     logistic: Comparison | None  # of joining over logistic or ridge regression
-    needed: int | None  # test rows that detect the margin; None: more seeds
-    identical: bool  # whether both models have the same outputs
+    needed: int | None  # number of test rows that detect the margin; None: needs more seeds
+    identical: bool  # whether both models have equal outputs
 
 
 def measured(site: SiteOutcomes, margin: float, level: float) -> Numbers:
-    """The numbers of a site, from its outcomes."""
+    """Compute the numbers of a site from its outcomes."""
     gain = compare(site, JOINED, ALONE, level)
     plain = compare(site, JOINED, ALONE, LEVEL)
     models = models_of(site.metric)
@@ -349,7 +349,7 @@ def measured(site: SiteOutcomes, margin: float, level: float) -> Numbers:
 
 
 def entry_of(numbers: Numbers, margin: float, metric: Metric) -> dict[str, Any]:
-    """The entry of a site with these numbers, with its verdict; the margin in their unit."""
+    """The entry of a site with these numbers and its verdict; the margin is in their unit."""
     comparisons = (numbers.gain, numbers.joined, numbers.alone)
     words = _in_words(numbers.needed, numbers.test_rows)
     verdict = _judged(numbers.identical, comparisons, (margin, metric), words)
@@ -371,7 +371,7 @@ def entry_of(numbers: Numbers, margin: float, metric: Metric) -> dict[str, Any]:
 
 
 def _quality(site: SiteOutcomes, model: str) -> dict[str, Any]:
-    """The qualities of a model with the first seed."""
+    """The quality metrics of a model with the first seed."""
     one = site.first
     if site.metric in ERRORS:
         return quality.describe_numbers(one.y, one.outputs[model][:, 0])
@@ -398,7 +398,7 @@ def _judged(
     margin: tuple[float, Metric],
     needed: str,
 ) -> Verdict:
-    """The verdict of the gain, and of each model's gain over guessing."""
+    """The verdict from the gain of joining and each model's gain over guessing."""
     if identical:
         return Verdict("no difference", "no difference: both models give the same outputs")
     gain, joined, alone = comparisons
@@ -406,7 +406,7 @@ def _judged(
 
 
 def needed_rows(site: SiteOutcomes, gain: Comparison, margin: float, level: float) -> int | None:
-    """How many test rows would detect the margin; None where more seeds are needed instead."""
+    """The number of test rows that would detect the margin; None if more seeds are needed."""
     gains = site.gains(JOINED, ALONE)
     rows = len(site.first.rows)
     variance = float(np.mean([one.var() for one in gains]))  # of one row
@@ -421,9 +421,9 @@ def needed_rows(site: SiteOutcomes, gain: Comparison, margin: float, level: floa
 
 
 def _design_effect(site: SiteOutcomes, gains: Sequence[Array]) -> float:
-    """How many times as many rows are needed because rows of a group resemble each other.
+    """The design effect: the factor of rows needed because rows of a group resemble each other.
 
-    The variance of the mean by groups over that by rows; 1 without groups, and never less.
+    The variance of the mean by groups divided by that by rows; 1 without groups, and never less.
     """
     effects = [1.0]
     for one, values in zip(site.seeds, gains, strict=True):
@@ -435,10 +435,10 @@ def _design_effect(site: SiteOutcomes, gains: Sequence[Array]) -> float:
 
 
 def _seeds_dominate(error: float, sampling: float, same_rows: bool, seeds: int) -> bool:
-    """Whether most of the variance would remain with any number of test rows.
+    """Whether most of the variance would remain with infinitely many test rows.
 
-    `sampling` is the variance of one seed's gain that its test rows explain. Redrawn splits average
-    it over seeds; with fixed test rows it stays.
+    `sampling` is the part of one seed's variance due to its test rows. Redrawn splits average it
+    over seeds; with fixed test rows it remains.
     """
     explained = sampling if same_rows else sampling / seeds
     return error**2 > 2 * explained
@@ -453,7 +453,7 @@ def _in_words(needed: int | None, rows: int) -> str:
 
 
 def about(count: int) -> int:
-    """A number with two digits: no estimate is better than that."""
+    """A number rounded to two digits, the precision of the estimates."""
     return round(float(f"{count:.1e}"))
 
 
@@ -470,7 +470,7 @@ def _overall(
     margin: float,
     metric: Metric,
 ) -> dict[str, Any]:
-    """The unweighted mean over the sites that are released."""
+    """The unweighted mean over the released sites."""
     several = list(sites.values())
     if not several:
         return overall_of((), entries, (margin, metric))
@@ -498,7 +498,7 @@ def overall_of(
 ) -> dict[str, Any]:
     """The entry of all sites together.
 
-    `comparisons` has the gain of joining and each model's gain over guessing; it is empty where no
+    `comparisons` has the gain of joining and each model's gain over guessing; it is empty if no
     site is released.
     """
     kinds = [entry["verdict"]["kind"] for entry in entries.values()]
@@ -520,7 +520,7 @@ def overall_of(
 
 
 def needed_overall(numbers: Sequence[int | None], rows: int) -> str:
-    """What would decide the mean over sites, from what each would need by itself."""
+    """What would decide the mean over sites, from what each site alone would need."""
     if any(number is None for number in numbers):
         return SEEDS
     total = round(float(np.mean([number or 0 for number in numbers])))
@@ -551,7 +551,7 @@ def mean_gain(sites: Sequence[SiteOutcomes], model: str, other: str) -> Comparis
 
 
 def _values_of_units(sites: Sequence[SiteOutcomes], model: str, other: str, units: Array) -> Array:
-    """(seeds, units) whose mean is the mean over sites; the means of sites are fixed."""
+    """(seeds, units) values whose mean is the mean over sites; site means are fixed effects."""
     seeds = len(sites[0].seeds)
     values = np.zeros((seeds, len(units)))
     means = []
@@ -577,7 +577,7 @@ def _mean_over_splits(sites: Sequence[SiteOutcomes], model: str, other: str) -> 
 
 
 def level_note(level: float) -> str:
-    """The level of the intervals of several sites, in words."""
+    """Describe the level of the intervals of several sites."""
     return (
         f"each site's interval has a level of {100 * level:.4g} %, so that the intervals of all "
         f"sites hold together at {100 * LEVEL:g} %"
@@ -585,7 +585,7 @@ def level_note(level: float) -> str:
 
 
 def _notes(sites: Mapping[str, SiteOutcomes], unit: str, level: float) -> list[str]:
-    """How the numbers were made."""
+    """Describe how the numbers are computed."""
     result = [UNITS[unit]]
     if len(sites) > 1:
         result.append(level_note(level))

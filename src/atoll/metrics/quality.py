@@ -1,7 +1,7 @@
-"""The quality of predicted probabilities, each number with its definition. Needs no torch.
+"""The quality of predicted probabilities, with a definition of each metric. Needs no torch.
 
-`y` are true classes, `probabilities` (rows, classes). Numbers of two classes take the second class
-as the positive one. A number that the rows do not define, such as the AUROC of one class, is NaN.
+`y` are true classes, `probabilities` (rows, classes). Metrics of two classes take the second class
+as the positive one. An undefined metric, such as the AUROC of one class, is NaN.
 In regression `y` and `predicted` are numbers.
 """
 
@@ -41,28 +41,28 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, Any]
-BINS = 10  # of equal width, for calibration
-SPECIFICITY = 0.9  # at which the sensitivity is stated
+BINS = 10  # bins of equal width, for calibration
+SPECIFICITY = 0.9  # specificity at which the sensitivity is reported
 
 
 class OfClass(NamedTuple):
-    """How well one class is separated from the others."""
+    """How well a model separates one class from the others."""
 
-    recall: float  # NaN where no row has the class
-    precision: float  # NaN where it is never predicted
-    support: int  # rows that have the class
+    recall: float  # NaN if no row has the class
+    precision: float  # NaN if the class is never predicted
+    support: int  # number of rows of the class
 
 
 class Bin(NamedTuple):
-    """The rows whose probability lies in one bin."""
+    """The rows whose probability falls into one bin."""
 
-    predicted: float  # the mean of their probabilities
-    observed: float  # the share of them that is positive, or right
+    predicted: float  # their mean probability
+    observed: float  # the fraction of them that is positive, or correct
     rows: int
 
 
 def softmax(outputs: Array) -> Array:
-    """Probabilities of logits or log-probabilities: (rows, classes)."""
+    """The probabilities of logits or log-probabilities: (rows, classes)."""
     outputs = np.asarray(outputs, float)
     shifted = np.exp(outputs - outputs.max(1, keepdims=True))
     probabilities: Array = shifted / shifted.sum(1, keepdims=True)
@@ -70,7 +70,7 @@ def softmax(outputs: Array) -> Array:
 
 
 def auroc(positive: Array, scores: Array) -> float:
-    """The chance that a positive row has a higher score than a negative one; ties count half."""
+    """The probability that a positive row scores higher than a negative one; ties count half."""
     positive = np.asarray(positive, bool)
     if positive.all() or not positive.any():
         return math.nan
@@ -78,7 +78,7 @@ def auroc(positive: Array, scores: Array) -> float:
 
 
 def auroc_contributions(positive: Array, scores: Array) -> Array:
-    """Numbers of rows whose mean is the AUROC: it, plus the row's influence times the rows."""
+    """Per-row numbers whose mean is the AUROC: it plus the row's influence times the rows."""
     values = placements(positive, scores)
     area, rows = float(values[positive].mean()), len(scores)
     for part in (positive, ~positive):
@@ -87,7 +87,7 @@ def auroc_contributions(positive: Array, scores: Array) -> Array:
 
 
 def auprc(positive: Array, scores: Array) -> float:
-    """Average precision: the mean of the precision at each positive row, by falling score."""
+    """Average precision: the mean precision at each positive row, by decreasing score."""
     positive, scores = np.asarray(positive, bool), np.asarray(scores, float)
     if not positive.any():
         return math.nan
@@ -100,10 +100,10 @@ def auprc(positive: Array, scores: Array) -> float:
 
 
 def auprc_contributions(positive: Array, scores: Array) -> Array:
-    """Numbers of rows whose mean is the average precision: it, plus jackknife influences.
+    """Per-row numbers whose mean is the average precision, plus jackknife influences.
 
-    Without a row, the precision at a positive row of no higher score loses that row from its
-    counts. Sums over positive rows are running sums by falling score.
+    Removing a row removes it from the precision counts at all positive rows with equal or lower
+    scores. Sums over positive rows are cumulative sums by decreasing score.
     """
     positive, scores = np.asarray(positive, bool), np.asarray(scores, float)
     rows, total = len(scores), int(positive.sum())
@@ -117,7 +117,7 @@ def auprc_contributions(positive: Array, scores: Array) -> Array:
         one: (hit * (hits - one) / others).sum() - _sum_before(hit * (hits - one) / others)[first]
         for one in (0, 1)
     }
-    own = hit * (hits - 1) / others  # the term of the row itself goes with it
+    own = hit * (hits - 1) / others  # removing the row also removes its term
     without = np.where(hit > 0, (above + below[1] - own) / max(total - 1, 1),
                        (above + below[0]) / total)  # fmt: skip
     values = np.empty(rows)
@@ -126,7 +126,7 @@ def auprc_contributions(positive: Array, scores: Array) -> Array:
 
 
 def _sum_before(values: Array) -> Array:
-    """For each place the sum of the values before it."""
+    """For each position, the sum of the preceding values."""
     return np.concatenate([[0.0], np.cumsum(values)])
 
 
@@ -145,13 +145,13 @@ def by_class(y: Array, predicted: Array, classes: int) -> list[OfClass]:
 
 
 def balanced_accuracy(y: Array, predicted: Array) -> float:
-    """The mean recall of the classes that occur."""
+    """The mean recall of the classes that occur in the labels."""
     right = np.asarray(predicted) == y
     return float(np.mean([right[y == kind].mean() for kind in np.unique(y)]))
 
 
 def balanced_contributions(y: Array, right: Array) -> Array:
-    """Numbers of rows whose mean is the balanced accuracy."""
+    """Per-row numbers whose mean is the balanced accuracy."""
     kinds = np.unique(y)
     recalls = {kind: float(right[y == kind].mean()) for kind in kinds}
     mean = float(np.mean(list(recalls.values())))
@@ -183,7 +183,7 @@ def brier_score(y: Array, probabilities: Array) -> float:
 
 
 def log_losses(y: Array, probabilities: Array) -> Array:
-    """Negative logarithms of the true class's probability, at least the float epsilon."""
+    """Negative log-probabilities of the true class, clipped at the float epsilon."""
     epsilon = np.finfo(float).eps
     chosen = np.clip(probabilities, epsilon, 1 - epsilon)
     chosen = chosen / chosen.sum(1, keepdims=True)
@@ -191,14 +191,14 @@ def log_losses(y: Array, probabilities: Array) -> Array:
 
 
 def log_loss(y: Array, probabilities: Array) -> float:
-    """The mean of the log losses of rows."""
+    """The mean log loss of rows."""
     return float(log_losses(y, probabilities).mean())
 
 
 def reliability(outcome: Array, probabilities: Array, bins: int = BINS) -> list[Bin]:
-    """Predicted and observed shares in bins of equal width from 0 to 1; empty bins are left out.
+    """Predicted and observed frequencies in bins of equal width from 0 to 1, without empty bins.
 
-    A bin holds its upper edge; the first one holds 0 too.
+    A bin includes its upper edge; the first bin also includes 0.
     """
     edges = np.linspace(0, 1, bins + 1)
     place = np.searchsorted(edges[1:-1], probabilities)
@@ -215,9 +215,9 @@ def reliability(outcome: Array, probabilities: Array, bins: int = BINS) -> list[
 
 
 def expected_calibration_error(y: Array, probabilities: Array, bins: int = BINS) -> float:
-    """The mean distance of confidence and accuracy over bins, weighted by rows.
+    """The mean distance between confidence and accuracy over bins, weighted by rows.
 
-    Confidence is the probability of the likeliest class (Naeini et al., 2015; Guo et al., 2017).
+    Confidence is the probability of the predicted class (Naeini et al., 2015; Guo et al., 2017).
     """
     right = probabilities.argmax(1) == y
     curve = reliability(right, probabilities.max(1), bins)
@@ -227,7 +227,7 @@ def expected_calibration_error(y: Array, probabilities: Array, bins: int = BINS)
 def threshold_at(positive: Array, scores: Array, specificity: float = SPECIFICITY) -> float:
     """The lowest threshold at which these rows have the specificity; choose it on validation rows.
 
-    A row is predicted positive where its score is above the threshold.
+    A row is predicted positive if its score is above the threshold.
     """
     negatives = np.sort(np.asarray(scores)[~np.asarray(positive, bool)])
     if not len(negatives):
@@ -236,13 +236,13 @@ def threshold_at(positive: Array, scores: Array, specificity: float = SPECIFICIT
 
 
 def sensitivity(positive: Array, scores: Array, threshold: float) -> float:
-    """The share of positive rows whose score is above a threshold."""
+    """The fraction of positive rows with a score above the threshold."""
     scores = np.asarray(scores)[np.asarray(positive, bool)]
     return float((scores > threshold).mean()) if len(scores) else math.nan
 
 
 def at_threshold(positive: Array, scores: Array, threshold: float) -> dict[str, float]:
-    """Sensitivity and specificity at a threshold that other rows chose."""
+    """Sensitivity and specificity at a threshold selected on other rows."""
     negatives = np.asarray(scores)[~np.asarray(positive, bool)]
     specificity = float((negatives <= threshold).mean()) if len(negatives) else math.nan
     return {
@@ -254,7 +254,7 @@ def at_threshold(positive: Array, scores: Array, threshold: float) -> dict[str, 
 
 
 def describe(y: Array, probabilities: Array) -> dict[str, Any]:
-    """The numbers above as plain values, for a site's own report."""
+    """The metrics above as plain values, for a site's own report."""
     classes, predicted = probabilities.shape[1], probabilities.argmax(1)
     two = classes == 2
     return {
@@ -282,7 +282,7 @@ def mean_absolute_error(y: Array, predicted: Array) -> float:
 
 
 def r2(y: Array, predicted: Array) -> float:
-    """The share of the variance of labels that is explained; NaN where all labels are equal."""
+    """The fraction of the label variance that is explained; NaN if all labels are equal."""
     total = float(((y - y.mean()) ** 2).sum())
     return 1 - float(((predicted - y) ** 2).sum()) / total if total > 0 else math.nan
 

@@ -1,8 +1,8 @@
-"""What a site releases of its comparison, and the answer of all sites from that. Needs no torch.
+"""What a site releases of its comparison, and how the answer is assembled. Needs no torch.
 
-A site computes everything on its own rows. It releases all or nothing: below ten test rows (for
-metrics of classes: of a class) only the reason. Row counts are rounded down to tens. The rows on
-which one model alone is right, confusion matrices and qualities are never released.
+A site computes everything on its own rows. It releases all or nothing: with fewer than ten test
+rows (for class metrics: rows of a class) only the reason. Row counts are rounded down to tens. The
+counts of rows on which only one model is right, confusion matrices and qualities never leave.
 """
 
 import dataclasses
@@ -40,25 +40,25 @@ __all__ = ["Release", "assemble", "fault", "release", "rounded"]
 
 TENS: Final = 10
 PAIRS: Final = ("gain", "joined", "alone", "logistic")
-NEEDED: Final = ("gain", "joined", "alone")  # pairs that every release has
+NEEDED: Final = ("gain", "joined", "alone")  # pairs in every release
 FIELDS: Final = ("gain", "error", "low", "high", "p", "plain_low", "plain_high")
 Reason = Literal["", "too few test rows", "too few test rows of a class"]
 
 
 @dataclass(frozen=True)
 class Release:
-    """What leaves a site; with a reason everything else is empty."""
+    """The values that leave a site; with a reason all other fields are empty."""
 
-    reason: Reason  # why nothing is released; empty where it is
+    reason: Reason  # why nothing is released; empty if something is
     test_rows: int = 0  # rounded down to tens
-    smallest_class: int = 0  # likewise; 0: fewer than ten
-    scores: dict[str, float] = field(default_factory=dict)  # by model
+    smallest_class: int = 0  # rounded down to tens; 0: fewer than ten
+    scores: dict[str, float] = field(default_factory=dict)  # scores by model
     # of each pair: gain, error, limits that sites share the level of, p, and limits of one site
     comparisons: dict[str, dict[str, float]] = field(default_factory=dict)
     needed: int = 0  # test rows that detect the margin at the shared level, with two digits
-    needed_plain: int = 0  # likewise, at the level of one site
-    identical: bool = False  # whether both models have the same outputs
-    groups: int = 0  # that test rows belong to, rounded down to tens; 0: rows are independent
+    needed_plain: int = 0  # the same at the level of a single site
+    identical: bool = False  # whether both models have equal outputs
+    groups: int = 0  # groups of test rows, rounded down to tens; 0: rows are independent
     scale: float = 1.0  # regression: deviation (mse: variance) of the training labels, two digits
 
 
@@ -68,14 +68,14 @@ def rounded(count: int) -> int:
 
 
 def pairs_of(metric: Metric) -> dict[str, tuple[str, str]]:
-    """The models of each pair."""
+    """The two models of each pair."""
     guess, linear = models_of(metric)[2:4]
     both = ((JOINED, ALONE), (JOINED, guess), (ALONE, guess), (JOINED, linear))
     return dict(zip(PAIRS, both, strict=True))
 
 
 def release(outcome: Outcome, metric: Metric, margin: float, sites: int) -> Release:
-    """What one of several sites releases of its outcome."""
+    """Create the release of one of several sites from its outcome."""
     site = SiteOutcomes((outcome,), metric)
     reason = too_few(site)
     if reason:
@@ -143,9 +143,9 @@ def assemble(
     margin: float,
     shared_rows: bool = False,
 ) -> dict[str, Any]:
-    """The answer of a run from what sites release, like the one that is computed in one place.
+    """Assemble the answer of a run from releases, in the format of an answer computed in one place.
 
-    `withheld` has a reason for each site without a release; `shared_rows`: sites may have the same
+    `withheld` has a reason for each site without a release; `shared_rows`: sites may share
     test rows.
     """
     reasons = dict(withheld) | {id: one.reason for id, one in releases.items() if one.reason}
@@ -172,13 +172,13 @@ def assemble(
 
 
 def _missing(releases: Iterable[Release], metric: Metric) -> list[str]:
-    """The models that a site has no score of."""
+    """The models without a score at the site."""
     every = list(releases)
     return [model for model in models_of(metric) if any(model not in one.scores for one in every)]
 
 
 def _numbers(one: Release, metric: Metric) -> Numbers:
-    """The numbers of a site, as far as they are released."""
+    """The released numbers of a site."""
     shared = {name: _comparison(one, name, metric) for name in one.comparisons}
     gain = one.comparisons["gain"]
     return Numbers(
@@ -196,7 +196,7 @@ def _numbers(one: Release, metric: Metric) -> Numbers:
 
 
 def _comparison(one: Release, name: str, metric: Metric) -> Comparison:
-    """A comparison at the level that sites share; the degrees of freedom from rounded counts."""
+    """A comparison at the level that sites share, with degrees of freedom from rounded counts."""
     gain, error, low, high, p = (one.comparisons[name][key] for key in FIELDS[:5])
     units = one.groups or one.test_rows
     freedom = min(one.smallest_class, units) - 1 if metric == "auroc" else math.inf
@@ -204,7 +204,7 @@ def _comparison(one: Release, name: str, metric: Metric) -> Comparison:
 
 
 def _plain(one: Release, name: str, metric: Metric) -> Comparison:
-    """The same at the level of one site."""
+    """A comparison at the level of a single site."""
     low, high = (one.comparisons[name][key] for key in ("plain_low", "plain_high"))
     return dataclasses.replace(_comparison(one, name, metric), low=low, high=high)
 
@@ -216,7 +216,7 @@ def _overall(
     margin: float,
     shared_rows: bool,
 ) -> dict[str, Any]:
-    """The unweighted mean over the sites that are released."""
+    """The unweighted mean over the released sites."""
     if not releases:
         return overall_of((), entries, (margin, metric))
     margin *= sum(one.scale for one in releases) / len(releases)

@@ -1,7 +1,7 @@
-"""Does a measurement reproduce a published number? One rule for every paper. Needs no torch.
+"""Tests whether measurements reproduce a published number, by one rule. Needs no torch.
 
-The margin is fixed before anything is measured. A published mean without a deviation is taken as
-exact, and the page says so. The unit of replication is a run: a seed, or a split of the features.
+The margin is fixed before measuring. A published mean without a deviation is treated as
+exact, and the page states this. The unit of replication is a run: a seed, or a feature split.
 """
 
 import math
@@ -17,7 +17,7 @@ Replication = Literal["reproduced", "refuted", "undecided"]
 
 
 def interval(values: Sequence[float], level: float) -> tuple[float, float]:
-    """The t interval for the mean of independent runs; everything where there is one run."""
+    """The t interval for the mean of independent runs; infinite for a single run."""
     if len(values) < 2:
         return -math.inf, math.inf
     mean = float(np.mean(values))
@@ -42,9 +42,9 @@ def replicate(values: Sequence[float], published: float, margin: float) -> Repli
 
 
 def runs_needed(values: Sequence[float], published: float, margin: float) -> int | None:
-    """How many runs decide the cell if mean and deviation stay as they are; None: more than 1,000.
+    """How many runs decide the cell if mean and deviation do not change; None: more than 1,000.
 
-    Without two runs nothing is known of the deviation.
+    With fewer than two runs the deviation is unknown.
     """
     if len(values) < 2:
         return None

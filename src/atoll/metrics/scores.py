@@ -1,8 +1,8 @@
-"""Numbers that are derived from a record, each with its definition beside it. Needs no torch.
+"""Metrics derived from a record, each with its definition. Needs no torch.
 
-The primary result is accuracy[client, task, stage]. A cell that was never tested, or tested on no
-rows, is NaN and is left out of every mean: it never counts as 0. Means over clients weigh every
-client the same, whatever its number of rows.
+The primary result is accuracy[client, task, stage]. A cell without a test, or tested on no
+rows, is NaN and excluded from every mean: it never counts as 0. Means over clients weight every
+client equally, whatever its number of rows.
 """
 
 import math
@@ -99,9 +99,9 @@ REGRESSION: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Primary:
-    """The primary result of a run: what each client scored on each task after each stage.
+    """The primary result of a run: each client's score on each task after each stage.
 
-    In regression the score is R2, and `errors` has the mean squared and absolute errors.
+    In regression the score is R2, and `errors` contains the mean squared and absolute errors.
     """
 
     clients: tuple[str, ...]
@@ -114,15 +114,15 @@ class Primary:
 
     @property
     def learned(self) -> Array:
-        """For each task the position in `stages` at which it becomes known: (tasks,)."""
+        """For each task, the index in `stages` at which it becomes known: (tasks,)."""
         if self.known_at:
             return np.searchsorted(np.array(self.stages), np.array(self.known_at))
         untested = np.all(np.isnan(self.accuracy), axis=0)  # (tasks, stages)
-        return np.asarray(np.cumprod(untested, axis=1).sum(axis=1))  # stages that came before
+        return np.asarray(np.cumprod(untested, axis=1).sum(axis=1))  # earlier stages
 
 
 class Spread(NamedTuple):
-    """Values of several seeds: their mean and their population standard deviation."""
+    """Values of several seeds with their mean and population standard deviation."""
 
     mean: float
     deviation: float
@@ -130,25 +130,25 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class ClientSpread:
-    """How far clients are apart in their final accuracy, and who is worst off."""
+    """The spread of the clients' final accuracies, and the client with the lowest."""
 
     deviation: float
-    worst: str  # the first by id where several are equal, "" where there is none
+    worst: str  # the first by id among equals, "" if there is none
     worst_accuracy: float
 
 
 def variants(events: Iterable[Event]) -> list[str]:
-    """The variants that a record has test scores of, sorted."""
+    """The variants with test scores in a record, sorted."""
     return sorted({e.variant for e in events if isinstance(e, Score) and e.part == "test"})
 
 
 def primary(
     events: Iterable[Event], variant: str = "", known_at: Sequence[int] | None = None
 ) -> Primary:
-    """One variant's test scores as arrays; of a stage the score of its highest round counts.
+    """One variant's test scores as arrays; for each stage the score of its last round counts.
 
-    `known_at` gives for each task, by its number, the stage that teaches it (a scenario has it);
-    without it a task counts as learned at the stage at which any client is first tested on it.
+    `known_at` maps each task number to the stage that teaches it (a scenario provides it);
+    without it a task counts as learned at the first stage at which any client is tested on it.
     """
     tested = [e for e in events if isinstance(e, Score) and e.part == "test"]
     chosen = [e for e in tested if e.variant == variant]
@@ -169,7 +169,7 @@ def primary(
     regression = any(score.errors for score in last.values())
     errors = {name: accuracy.copy() for name in ("mse", "mae") if regression}
     for (client, task, stage), score in last.items():
-        if score.rows:  # nothing was measured on no rows
+        if score.rows:  # no rows, no measurement
             cell = clients.index(client), tasks.index(task), stages.index(stage)
             accuracy[cell], f1[cell] = score.accuracy, math.nan if regression else score.macro_f1
             for name, cells in errors.items():
@@ -179,7 +179,7 @@ def primary(
 
 
 def _mean(values: Array, axis: int | None = None) -> Array:
-    """The mean of what is not NaN; NaN where there is nothing."""
+    """The mean of the values that are not NaN; NaN if there are none."""
     valid = ~np.isnan(values)
     count = valid.sum(axis=axis)
     total = np.where(valid, values, 0.0).sum(axis=axis)
@@ -187,7 +187,7 @@ def _mean(values: Array, axis: int | None = None) -> Array:
 
 
 def _after(result: Primary, cells: Array, stage: int) -> Array:
-    """Each client's mean over the tasks known at a stage, of cells after that stage: (clients,)."""
+    """Each client's mean score after a stage, over the tasks known at that stage: (clients,)."""
     return _mean(cells[:, result.learned <= stage, stage], axis=1)
 
 
@@ -198,7 +198,7 @@ def _finally(result: Primary, cells: Array) -> Array:
 
 
 def final_accuracy(result: Primary) -> float:
-    """Accuracy after the last stage: the mean over tasks known then, then over clients."""
+    """Accuracy after the last stage: the mean over the tasks known then, then over clients."""
     return float(_mean(_finally(result, result.accuracy)))
 
 
@@ -208,7 +208,7 @@ def client_accuracy(result: Primary) -> dict[str, float]:
 
 
 def average_accuracy(result: Primary) -> float:
-    """The mean over stages of the accuracy after each, over the tasks known then and clients."""
+    """The mean over stages of the accuracy after each stage, over known tasks and clients."""
     after = [_mean(_after(result, result.accuracy, stage)) for stage in range(len(result.stages))]
     return float(_mean(np.array(after)))
 
@@ -221,8 +221,8 @@ def macro_f1(result: Primary) -> float:
 def _lost(result: Primary, reference: Callable[[Primary], Array]) -> float:
     """The reference minus the last score, over tasks known before the last stage, then clients.
 
-    0.0 without such a task: one that the last stage taught had no time to be forgotten and is never
-    included. NaN where there are such tasks but none has both of the scores.
+    0.0 without such a task: a task of the last stage cannot be forgotten yet and is never
+    included. NaN if there are such tasks but none has both scores.
     """
     old = result.learned < len(result.stages) - 1
     if not old.any():
@@ -232,13 +232,13 @@ def _lost(result: Primary, reference: Callable[[Primary], Array]) -> float:
 
 
 def _first(result: Primary) -> Array:
-    """The first score in time of each client and task, NaN where there is none."""
-    position = np.isnan(result.accuracy).argmin(axis=2)  # of the first cell that is not NaN
+    """The first score of each client and task; NaN if there is none."""
+    position = np.isnan(result.accuracy).argmin(axis=2)  # index of the first cell that is not NaN
     return np.take_along_axis(result.accuracy, position[:, :, None], axis=2)[:, :, 0]
 
 
 def _best(result: Primary) -> Array:
-    """The best score of each client and task, NaN where there is none."""
+    """The best score of each client and task; NaN if there is none."""
     best: Array = np.fmax.reduce(result.accuracy, axis=2)
     return best
 
@@ -247,7 +247,7 @@ def _diagonal(result: Primary) -> Array:
     """The score of each client and task after the stage that taught the task."""
     position = np.minimum(result.learned, len(result.stages) - 1)
     diagonal = result.accuracy[:, np.arange(len(result.tasks)), position]
-    if result.known_at:  # a stage after which nothing was tested has no scores
+    if result.known_at:  # a stage without tests has no scores
         diagonal[:, ~np.isin(result.known_at, result.stages)] = np.nan
     return diagonal
 
@@ -258,7 +258,7 @@ def forgetting_first_last(result: Primary) -> float:
 
 
 def forgetting_best_last(result: Primary) -> float:
-    """The best accuracy a task ever had minus accuracy after the last stage; never below 0."""
+    """The best accuracy on a task minus its accuracy after the last stage; never below 0."""
     return _lost(result, _best)
 
 
@@ -270,16 +270,16 @@ def forgetting_diagonal_last(result: Primary) -> float:
 def backward_transfer(result: Primary) -> float:
     """Accuracy after the last stage minus accuracy after the stage that taught a task.
 
-    Lopez-Paz and Ranzato, 2017: forgetting_diagonal_last with its sign turned.
+    Lopez-Paz and Ranzato, 2017: the negative of forgetting_diagonal_last.
     """
     return 0.0 - _lost(result, _diagonal)  # not -x: that would print as -0.0
 
 
 def forward_transfer(result: Primary, chance: float | Sequence[float]) -> float:
-    """Accuracy on a task just before it was learned minus chance: one for all, or one a task.
+    """Accuracy on a task just before it is learned minus chance: one value, or one per task.
 
-    Lopez-Paz and Ranzato, 2017. Needs scores on tasks that are still to come, and `known_at` to
-    tell them from known ones; NaN where there are none.
+    Lopez-Paz and Ranzato, 2017. Needs scores on future tasks, and `known_at` to
+    distinguish them from known tasks; NaN if there are none.
     """
     ahead = np.flatnonzero((result.learned > 0) & (result.learned <= len(result.stages)))
     before = result.accuracy[:, ahead, result.learned[ahead] - 1]
@@ -298,24 +298,24 @@ def spread_over_clients(result: Primary) -> ClientSpread:
 
 
 def _by_domain(result: Primary) -> Array | None:
-    """The last accuracies (clients, tasks), where client i belongs to task i; else nothing."""
+    """The last accuracies (clients, tasks) if client i belongs to task i; else empty."""
     count = len(result.clients)
     if count < 2 or len(result.tasks) != count or len(result.stages) != 1:
         return None
-    if not result.known_at or any(result.known_at):  # tasks that come by stage are no domains
+    if not result.known_at or any(result.known_at):  # tasks that arrive by stage are not domains
         return None
     matrix: Array = result.accuracy[:, :, -1]
     return matrix
 
 
 def intra_accuracy(result: Primary) -> float:
-    """Each client on its own domain, then the mean over clients."""
+    """The accuracy of each client on its own domain, averaged over clients."""
     matrix = _by_domain(result)
     return math.nan if matrix is None else float(_mean(np.diagonal(matrix)))
 
 
 def inter_accuracy(result: Primary) -> float:
-    """Each client's plain mean over the other domains, then the mean over clients."""
+    """Each client's mean accuracy on the other domains, averaged over clients."""
     matrix = _by_domain(result)
     if matrix is None:
         return math.nan
@@ -324,17 +324,17 @@ def inter_accuracy(result: Primary) -> float:
 
 
 def bytes_up(events: Iterable[Event]) -> dict[str, int]:
-    """For each client the bytes that it sent to the server, headers and tests included."""
+    """The bytes that each client sent to the server, including headers and tests."""
     return _ledger(events, lambda e: e.bytes if e.receiver == SERVER else 0)
 
 
 def bytes_down(events: Iterable[Event]) -> dict[str, int]:
-    """For each client the bytes that the server sent to it, headers and tests included."""
+    """The bytes that the server sent to each client, including headers and tests."""
     return _ledger(events, lambda e: 0 if e.receiver == SERVER else e.bytes)
 
 
 def messages(events: Iterable[Event]) -> dict[str, int]:
-    """For each client the messages between it and the server, both ways."""
+    """The number of messages between each client and the server, in both directions."""
     return _ledger(events, lambda e: e.count)
 
 
@@ -353,9 +353,9 @@ def summary(
     known_at: Sequence[int] | None = None,
     chance: float | Sequence[float] = math.nan,
 ) -> dict[str, float]:
-    """Every metric of DEFINITIONS for one variant; traffic is that of the whole run.
+    """Every metric of DEFINITIONS for one variant, and in regression of REGRESSION.
 
-    In regression those of REGRESSION too.
+    Traffic is that of the whole run.
     """
     events = list(events)
     result = primary(events, variant, known_at)
@@ -381,7 +381,7 @@ def summary(
 
 
 def _regression(result: Primary) -> dict[str, float]:
-    """R2 and the errors after the last stage; nothing where labels are classes."""
+    """R2 and the errors after the last stage; empty for classification."""
     if not result.errors:
         return {}
     errors = {name: float(_mean(_finally(result, cells))) for name, cells in result.errors.items()}
@@ -389,7 +389,7 @@ def _regression(result: Primary) -> dict[str, float]:
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """The mean and the population standard deviation over seeds; NaN in, NaN out."""
+    """The mean and the population standard deviation over seeds; NaN propagates."""
     array = np.array(list(values), dtype=float)
     if not len(array):
         return Spread(math.nan, math.nan)

@@ -1,4 +1,4 @@
-"""One number to select models by, for each metric that a run may be judged by. Needs no torch."""
+"""One score to select models by, for each metric of a run. Needs no torch."""
 
 import math
 from typing import Any
@@ -14,15 +14,15 @@ Array = np.ndarray[Any, Any]
 
 
 def selection_score(metric: Metric, y: Array, outputs: Array) -> float:
-    """The score of outputs (rows, classes) on rows with these classes: 0 to 1, larger is better.
+    """The score of outputs (rows, classes) for true classes: from 0 to 1, larger is better.
 
-    Losses are mapped to that range without a change of order. NaN where the rows do not define the
+    Losses are mapped monotonically to this range. NaN if the rows do not define the
     metric, such as the AUROC of one class.
     """
     if not len(y):
         return math.nan
     if metric in ERRORS:
-        # four digits: sites send it
+        # four digits, as sites send it
         return round(1 / (1 + float(row_errors(metric, y, outputs).mean())), 4)
     return _of_classes(metric, y, outputs)
 

@@ -1,7 +1,7 @@
-"""Is one model better than another? Paired comparisons with intervals. Needs no torch.
+"""Paired comparisons of two models, with intervals. Needs no torch.
 
 Every comparison pairs two models on the same test rows. The gain is a mean over these rows, or a
-difference of two AUROCs, and always "first minus second, larger is better". Without groups:
+difference of two AUROCs; it is always "first minus second, larger is better". Without groups:
 
 | metric | interval | p-value |
 |---|---|---|
@@ -40,8 +40,8 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, Any]
-LEVEL = 0.95  # of every interval, unless several comparisons share it
-POWER = 0.8  # chance to detect a gain of the margin
+LEVEL = 0.95  # level of every interval, unless several comparisons share it
+POWER = 0.8  # power to detect a gain of the margin
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,15 @@ class Comparison:
     error: float  # standard error of the gain
     low: float
     high: float
-    p: float  # two-sided, of no gain
-    units: int  # rows, or groups where rows are grouped
+    p: float  # two-sided, for the null hypothesis of no gain
+    units: int  # number of rows, or of groups if rows are grouped
     freedom: float = math.inf  # degrees of freedom of the interval; inf: normal
 
 
 def compare_accuracy(
     first: Array, second: Array, groups: Array | None = None, level: float = LEVEL
 ) -> Comparison:
-    """Compare two models that are right (True) or wrong (False) on the same rows."""
+    """Compare two models by which of the same rows they predict correctly (True)."""
     first, second = np.asarray(first, bool), np.asarray(second, bool)
     if groups is not None:
         by_group = _compare_groups(first.astype(float) - second, groups, level)
@@ -79,8 +79,8 @@ def tango(
 ) -> tuple[float, float]:
     """The score interval for a difference of paired proportions (Tango, 1998).
 
-    It is the set of differences that the score test does not reject. The counts are those of rows
-    on which one model alone is right.
+    It contains the differences that the score test does not reject. The counts are those of rows
+    that only one of the models predicts correctly.
     """
     quantile = float(stats.norm.ppf((1 + level) / 2))
     gain = (only_first - only_second) / rows
@@ -97,7 +97,7 @@ def tango(
 
 
 def _score(difference: float, only_first: int, only_second: int, rows: int) -> float:
-    """The score statistic of a difference; Tango's equation for the restricted estimate."""
+    """The score statistic of a difference, with Tango's restricted estimate."""
     a = 2 * rows
     b = (2 * rows - only_first + only_second) * difference - only_first - only_second
     c = -only_second * difference * (1 - difference)
@@ -122,7 +122,7 @@ def mid_p(only_first: int, only_second: int) -> float:
 def compare_losses(
     first: Array, second: Array, groups: Array | None = None, level: float = LEVEL
 ) -> Comparison:
-    """Compare two models by a loss of each row, such as the Brier score: smaller is better."""
+    """Compare two models by a loss per row, such as the Brier score; smaller is better."""
     gains = np.asarray(second, float) - np.asarray(first, float)
     if groups is not None:
         return _compare_groups(gains, groups, level)
@@ -131,7 +131,7 @@ def compare_losses(
 
 
 def _compare_groups(gains: Array, groups: Array, level: float) -> Comparison:
-    """A mean over rows whose groups are independent: the variance of a ratio, by jackknife."""
+    """Compare a mean over rows of independent groups: a ratio with its jackknife variance."""
     names, places = np.unique(np.asarray(groups), return_inverse=True)
     sums = np.bincount(places, gains, len(names))
     sizes = np.bincount(places, minlength=len(names)).astype(float)
@@ -156,7 +156,7 @@ def compare_auroc(
 ) -> Comparison:
     """Compare the AUROCs of two scores of the same rows (DeLong et al., 1988).
 
-    With groups the same influence values are summed by group (Obuchowski, 1997).
+    With groups, the influence values are summed by group (Obuchowski, 1997).
     """
     labels = np.asarray(labels, bool)
     one, other = placements(labels, np.asarray(first)), placements(labels, np.asarray(second))
@@ -179,7 +179,7 @@ def compare_auroc(
 
 
 def placements(labels: Array, scores: Array) -> Array:
-    """For each row the share of rows of the other class that it is ordered rightly against."""
+    """For each row, the fraction of rows of the other class that it is ranked correctly against."""
     ranks = stats.rankdata(scores)
     result = np.empty(len(scores))
     positives, negatives = int(labels.sum()), int((~labels).sum())
@@ -189,17 +189,17 @@ def placements(labels: Array, scores: Array) -> Array:
 
 
 def compare_units(gains: Array) -> Comparison:
-    """The mean of independent values by t."""
+    """The mean of independent values, with a t interval."""
     error = float(gains.std(ddof=1)) / math.sqrt(len(gains))
     return _by_t(float(gains.mean()), error, len(gains), LEVEL)
 
 
 def combine(comparisons: Sequence[Comparison]) -> Comparison:
-    """The mean over fixed sites whose rows are independent.
+    """The mean over fixed sites with independent rows.
 
-    Limits are combined as by Zou and Donner, 2008 (MOVER), so that asymmetric intervals stay so;
-    the p-value is that of t with Satterthwaite's degrees of freedom. The result has the level of
-    the limits given.
+    Limits are combined as in Zou and Donner, 2008 (MOVER), which preserves asymmetric intervals;
+    the p-value uses t with Satterthwaite's degrees of freedom. The result has the level of
+    the given limits.
     """
     count = len(comparisons)
     gain = sum(one.gain for one in comparisons) / count
@@ -217,10 +217,10 @@ def combine(comparisons: Sequence[Comparison]) -> Comparison:
 
 
 def combine_dependent(comparisons: Sequence[Comparison]) -> Comparison:
-    """The mean over fixed sites that may share rows, where it is unknown which.
+    """The mean over fixed sites that may share rows, if the shared rows are unknown.
 
-    Errors and limits are the means of those of the sites, as if all depended on the same rows: the
-    error of a mean is never larger than that.
+    Errors and limits are the means of those of the sites, as if all depended on the same rows: an
+    upper bound of the error of a mean.
     """
     count = len(comparisons)
     gain, error, low, high = (
@@ -233,9 +233,9 @@ def combine_dependent(comparisons: Sequence[Comparison]) -> Comparison:
 
 
 def with_least_width(result: Comparison, units: int, level: float = LEVEL) -> Comparison:
-    """An interval of accuracy that is at least as wide as Tango's without discordant rows.
+    """Widen an interval of accuracy to at least Tango's width without discordant rows.
 
-    A variance that is estimated as 0 from few rows is not 0.
+    A variance estimated as 0 from few rows is not reliable.
     """
     square = float(stats.norm.ppf((1 + level) / 2)) ** 2
     half = square / (units + square)
@@ -244,7 +244,7 @@ def with_least_width(result: Comparison, units: int, level: float = LEVEL) -> Co
 
 
 def compare_over_seeds(gains: Array, level: float = LEVEL) -> Comparison:
-    """Rows and seeds as crossed random factors: `gains` is (seeds, rows) on one fixed test set.
+    """Compare with rows and seeds as crossed random factors; `gains` is (seeds, rows).
 
     The variance of the grand mean is (MS_seeds + MS_rows - MS_rest) / (seeds * rows), never below
     either factor alone; degrees of freedom by Satterthwaite.
@@ -278,10 +278,10 @@ def compare_over_splits(
 
 
 def rows_needed(discordant: float, margin: float, level: float = LEVEL) -> int:
-    """Test rows that detect an accuracy gain of the margin, at this share of discordant rows.
+    """The test rows that detect an accuracy gain of the margin at a fraction of discordant rows.
 
-    The first power of two that has the power is refined by bisection; the power of the score test
-    is computed, not approximated, since few discordant rows are far from normal.
+    Bisection refines the first power of two with enough power; the power of the score test
+    is computed exactly, because few discordant rows are far from normal.
     """
     discordant = max(discordant, margin)
     most = 1
@@ -298,24 +298,24 @@ def rows_needed(discordant: float, margin: float, level: float = LEVEL) -> int:
 
 
 def _power(rows: int, discordant: float, gain: float, level: float) -> float:
-    """The chance that the score test finds a gain: its statistic is (b - c) / sqrt(b + c)."""
+    """The power of the score test with the statistic (b - c) / sqrt(b + c)."""
     quantile = float(stats.norm.ppf((1 + level) / 2))
     spread = math.sqrt(rows * discordant)
     first = max(1, math.floor(rows * discordant - 8 * spread))
     totals = np.arange(first, min(rows, math.ceil(rows * discordant + 8 * spread + 8)) + 1)
-    least = np.floor((totals + quantile * np.sqrt(totals)) / 2)  # b must be above it
+    least = np.floor((totals + quantile * np.sqrt(totals)) / 2)  # b must exceed it
     powers = stats.binom.sf(least, totals, min(1.0, (1 + gain / discordant) / 2))
     return float((stats.binom.pmf(totals, rows, min(1.0, discordant)) * powers).sum())
 
 
 def rows_for_error(deviation: float, margin: float, level: float = LEVEL) -> int:
-    """Test rows that detect a gain of the margin, at this deviation of the gains of rows."""
+    """The test rows that detect a gain of the margin at this deviation of row gains."""
     quantiles = float(stats.norm.ppf((1 + level) / 2)) + float(stats.norm.ppf(POWER))
     return math.ceil((quantiles * deviation / margin) ** 2)
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """P-values adjusted for their number (Holm, 1979), in the order given."""
+    """Adjust p-values by Holm's method (1979), in the order given."""
     order = sorted(range(len(values)), key=lambda place: values[place])
     adjusted = [0.0] * len(values)
     largest = 0.0

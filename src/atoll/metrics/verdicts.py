@@ -1,7 +1,7 @@
-"""Does joining help? A verdict from comparisons, in words. Needs no torch.
+"""Does joining help? Turns comparisons into verdicts in words. Needs no torch.
 
-The margin is set before a run. A verdict is never stronger than the interval that is shown: both
-have the same level, and several sites share it (Bonferroni).
+The margin is set before a run. A verdict is never stronger than the interval shown: both
+have the same level, which several sites share (Bonferroni).
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ __all__ = [
     "shared_level",
 ]
 
-MARGIN = 0.02  # a smaller gain is not worth the effort
+MARGIN = 0.02  # smaller gains are not worth the effort
 ERRORS = {"mae": "mean absolute error", "mse": "mean squared error"}  # metrics of regression
 LOSSES = {**ERRORS, "brier score": "Brier score", "log loss": "log loss"}  # they have no percent
 Kind = Literal["helps", "hurts", "no difference", "cannot tell"]
@@ -29,19 +29,19 @@ Kind = Literal["helps", "hurts", "no difference", "cannot tell"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the test rows say about joining."""
+    """What the test rows show about joining."""
 
     kind: Kind
     text: str
 
 
 def shared_level(sites: int) -> float:
-    """The level of each of several intervals that together have this level (Bonferroni)."""
+    """The level of each of several intervals with this joint level (Bonferroni)."""
     return 1 - (1 - LEVEL) / max(1, sites)
 
 
 def in_unit(margin: float, metric: str) -> str:
-    """A margin with its unit: percentage points, or that of the loss."""
+    """A margin with its unit: percentage points, or the unit of the loss."""
     return f"{margin:.3g} in {LOSSES[metric]}" if metric in LOSSES else f"{100 * margin:g} points"
 
 
@@ -53,10 +53,10 @@ def judge(
     needed: str = "more test rows",
     points: str = "",
 ) -> Verdict:
-    """Decide from the gain of joining, and from each model's gain over guessing.
+    """Decide from the gain of joining and each model's gain over guessing.
 
-    Guessing is the majority class, an AUROC of 0.5, or the mean. `needed` names what would decide
-    a case that is open: a number of test rows, or more seeds. `points` is the margin in words.
+    Guessing is the majority class, an AUROC of 0.5, or the mean. `needed` says what would decide
+    an open case: a number of test rows, or more seeds. `points` is the margin in words.
     """
     points = points or in_unit(margin, "accuracy")
     if joined.low <= 0 and alone.low <= 0:
@@ -73,7 +73,7 @@ def judge(
 
 
 def in_words(answer: Mapping[str, Any]) -> list[str]:
-    """An answer as a sentence on all sites, a line on each, and one on a simple linear model."""
+    """An answer as one sentence on all sites, a line per site, and one on a simple linear model."""
     metric = answer["metric"]
     sites, lines = answer["sites"], [_overall(answer["overall"], answer["level"], metric)]
     for id, site in sites.items():
@@ -95,13 +95,13 @@ def in_words(answer: Mapping[str, Any]) -> list[str]:
 
 
 def beats_linear(site: Mapping[str, Any]) -> bool | None:
-    """Whether the joined model is shown to beat the linear model of a site; None: not compared."""
+    """Whether the joined model significantly beats a site's linear model; None: not compared."""
     over = site["joined_over_logistic"]
     return None if over is None else over["low"] > 0
 
 
 def linear_beats(site: Mapping[str, Any]) -> bool:
-    """Whether the linear model of a site is shown to beat the joined model."""
+    """Whether a site's linear model significantly beats the joined model."""
     over = site["joined_over_logistic"]
     return over is not None and bool(over["high"] < 0)
 

@@ -1,1 +1,1 @@
-"""Reports: records in, one page out; needs no torch."""
+"""Reports: turns records into one page; needs no torch."""

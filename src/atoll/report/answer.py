@@ -32,19 +32,19 @@ KINDS = ("helps", "hurts", "no difference", "cannot tell")
 
 @dataclass(frozen=True)
 class Gain:
-    """A paired difference with its interval; NaN where a number is undefined."""
+    """A paired difference with its interval; NaN if a number is undefined."""
 
     gain: float
     error: float  # standard error
     low: float
     high: float
     p: float
-    units: int  # rows, groups or splits that the test counts
+    units: int  # number of rows, groups or splits in the test
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One of four kinds, and the sentence that states it."""
+    """The verdict's kind, one of four, and its sentence."""
 
     kind: str
     text: str
@@ -52,32 +52,32 @@ class Verdict:
 
 @dataclass(frozen=True)
 class SiteAnswer:
-    """What joining changes at one site."""
+    """The effect of joining at one site."""
 
     site: str
     test_rows: int
     smallest_class: int | None  # test rows of the rarest class; None for a regression
-    scores: Mapping[str, float]  # by predictor, in the order of the file; NaN: not measured
+    scores: Mapping[str, float]  # scores by predictor, in the order of the file; NaN: not measured
     gain: Gain
-    unadjusted: tuple[float, float] | None  # the interval of this site alone
+    unadjusted: tuple[float, float] | None  # the interval of a single site
     verdict: Verdict
-    rows_needed: int | None  # test rows that would detect the margin
-    beats_linear: bool | None = None  # by the test of the verdict; None: not compared
-    linear_beats: bool = False  # the other way round
+    rows_needed: int | None  # number of test rows that would detect the margin
+    beats_linear: bool | None = None  # by the verdict's test; None: not compared
+    linear_beats: bool = False  # the opposite comparison
     remarks: tuple[str, ...] = ()
-    quality: tuple["Quality", ...] = ()  # of each model that was measured
+    quality: tuple["Quality", ...] = ()  # quality of each measured model
 
     def score(self, name: str) -> float:
-        """The score of a predictor; NaN where it was not measured."""
+        """The score of a predictor; NaN if it was not measured."""
         return self.scores.get(name, math.nan)
 
 
 @dataclass(frozen=True)
 class Quality:
-    """Other metrics of one model on the test rows of a site."""
+    """Other metrics of one model on a site's test rows."""
 
     model: str
-    metrics: Mapping[str, float]  # NaN where undefined
+    metrics: Mapping[str, float]  # NaN if undefined
     reliability: tuple[tuple[float, float, float], ...]  # predicted, observed, rows
     classes: tuple[tuple[float, float, int], ...] = ()  # recall, precision and rows of each class
     confusion: tuple[tuple[int, ...], ...] = ()  # rows by true and predicted class
@@ -104,12 +104,12 @@ class Answer:
     seeds: tuple[int, ...]
     variant: str
     baseline: str
-    sites: tuple[SiteAnswer, ...]  # the largest gain first
+    sites: tuple[SiteAnswer, ...]  # sorted by gain, descending
     withheld: Mapping[str, str]  # site -> reason
     overall: Overall
     notes: tuple[str, ...]
     variants: Mapping[str, float] = field(default_factory=dict)  # mean score of each model
-    classes: tuple[str, ...] = ()  # their names, where known
+    classes: tuple[str, ...] = ()  # class names, if known
     margin_share: float = math.nan  # regression: the margin as a share of the label's deviation
 
     @property
@@ -119,24 +119,24 @@ class Answer:
 
     @property
     def references(self) -> tuple[str, str]:
-        """The simple predictors beside the models: guessing, and a linear one."""
+        """The simple predictors besides the models: guessing and a linear one."""
         if self.regression:
             return "mean", "ridge regression"
         return "majority", "logistic regression"
 
     @property
     def lower_is_better(self) -> bool:
-        """Whether a smaller score is the better one; gains are always the larger the better."""
+        """Whether a smaller score is better; for gains, larger is always better."""
         return self.metric.lower() in LOSSES
 
     @property
     def site_count(self) -> int:
-        """All sites, those whose numbers are withheld included."""
+        """The number of sites, including those with withheld numbers."""
         return len(self.sites) + len(self.withheld)
 
 
 def home_of(group: Group) -> Path | None:
-    """The folder that `atoll answer` takes for these runs; None where they have no common one."""
+    """The folder that `atoll answer` takes for these runs; None if they have no common one."""
     if len(group.runs) == 1:
         return group.first.folder
     parents = {run.folder.parent for run in group.runs}
@@ -144,7 +144,7 @@ def home_of(group: Group) -> Path | None:
 
 
 def answer_of(group: Group) -> Answer | None:
-    """The answer for exactly the seeds of a group; None where it has not been computed."""
+    """The answer for exactly the seeds of a group; None if it has not been computed."""
     home = home_of(group)
     if home is None:
         return None
@@ -157,7 +157,7 @@ def answer_of(group: Group) -> Answer | None:
 
 
 def primary_scores(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
-    """By metric other than accuracy the score of each model, by its title."""
+    """For each metric except accuracy, the score of each model by title."""
     scores: dict[str, dict[str, float]] = {}
     for group in groups:
         answer = answer_of(group)
@@ -168,7 +168,7 @@ def primary_scores(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
 
 
 def parse_answer(body: Mapping[str, Any], path: Path) -> Answer:
-    """The answer in the content of a file; one that is malformed is a user error."""
+    """Parse the content of an answer file; malformed content raises a user error."""
     remedy = f"remove it and run atoll answer {path.parent}"
     if body.get("format") != FORMAT:
         what = f"{ANSWER} has format {body.get('format')}, and this atoll reads format {FORMAT}"
@@ -230,7 +230,7 @@ def _site(name: str, body: Mapping[str, Any]) -> SiteAnswer:
 
 
 def _quality(model: str, body: Mapping[str, Any]) -> Quality:
-    """The metrics that are numbers, and the reliability diagram."""
+    """The scalar metrics and the reliability diagram."""
     plain = {k: _number(v) for k, v in body.items() if v is None or type(v) in (int, float)}
     bins = body.get("reliability") or []
     curve = tuple((_number(x), _number(y), _number(rows)) for x, y, rows in bins)
@@ -253,7 +253,7 @@ def _verdict(body: Mapping[str, Any]) -> Verdict:
 
 
 def _number(value: Any) -> float:
-    """A number; null is NaN."""
+    """A number; null becomes NaN."""
     if value is None:
         return math.nan
     if type(value) not in (int, float):

@@ -1,8 +1,8 @@
-"""What causes forgetting: a site's own training, or what it received from others.
+"""Attributes forgetting to a site's own training, or to what it received from others.
 
-A run with `attribution = true` tests a site's model each time it has changed, on every task known
-by then. Each change in accuracy on a task after the stage at which it was learned is put down to
-what was done last; the changes add up to backward transfer, forgetting with the sign turned.
+A run with `attribution = true` tests a site's model after each change, on every task known
+by then. Each change in accuracy on a task after the stage at which it was learned is attributed
+to the last action; the changes add up to backward transfer, the negative of forgetting.
 """
 
 import math
@@ -28,21 +28,21 @@ DOINGS = {"after own": "own", "after others": "others"}
 
 @dataclass(frozen=True)
 class Share:
-    """Changes in accuracy on what was learned before; below zero something was forgotten."""
+    """Changes in accuracy on earlier tasks; negative values are forgetting."""
 
     own: float
     others: float
-    choice: float  # of the round whose model is used in the end
+    choice: float  # from the choice of the round whose model is used in the end
 
     @property
     def total(self) -> float:
-        """All of them: backward transfer."""
+        """The sum of all changes: backward transfer."""
         return self.own + self.others + self.choice
 
 
 @dataclass(frozen=True)
 class Step:
-    """A site's accuracy on a task after something was done."""
+    """A site's accuracy on a task after an action."""
 
     stage: int
     round: int
@@ -51,7 +51,7 @@ class Step:
 
 
 def steps(run: Run) -> dict[tuple[str, int], list[Step]]:
-    """By client and task every test in the order in which it was made."""
+    """By client and task, all tests in chronological order."""
     walks: dict[tuple[str, int], list[Step]] = {}
     for snapshot in run.snapshots:
         if snapshot.name in DOINGS:
@@ -69,7 +69,7 @@ def steps(run: Run) -> dict[tuple[str, int], list[Step]]:
 
 
 def shares(run: Run) -> dict[str, Share]:
-    """For each client the mean over the tasks that were known before the last stage."""
+    """For each client, the mean over the tasks known before the last stage."""
     starts, last = run.facts["known_at"], int(run.facts["stages"]) - 1
     by_client: dict[str, list[Share]] = {}
     for (client, task), walked in steps(run).items():
@@ -98,7 +98,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def table(group: Group) -> Table | None:
-    """One row for each site and one for all: what own training did, and what came from others."""
+    """One row per site and one for all: the effects of own training and of received models."""
     by_run = [shares(run) for run in group.runs]
     clients = sorted({client for one in by_run for client in one})
     if not clients:
@@ -125,12 +125,12 @@ def table(group: Group) -> Table | None:
 
 
 def _values(shares_of: dict[str, Share], client: str, column: str) -> float:
-    """What one client has, or the mean over all where none is named."""
+    """The values of one client, or the mean over all clients."""
     return _mean([getattr(s, column) for id, s in shares_of.items() if client in (id, "")])
 
 
 def sentence(group: Group) -> str:
-    """The same in words, for all sites together; empty where it is not in the record."""
+    """A sentence for all sites together; empty if the record has no attribution."""
     by_run = [shares(run) for run in group.runs]
     own, others = (_mean([_values(one, "", part) for one in by_run if one]) for part in PARTS[:2])
     if not math.isfinite(own):
@@ -142,7 +142,7 @@ def sentence(group: Group) -> str:
 
 
 def picture(group: Group, name: str) -> Picture | None:
-    """Bars for each site, and the first task's accuracy as it went, step by step."""
+    """Bars per site, and the accuracy on the first task step by step."""
     by_run = [shares(run) for run in group.runs]
     clients = sorted({client for one in by_run for client in one})
     if not clients:
@@ -178,13 +178,13 @@ def _bars(axes: Axes, clients: Sequence[str], by_run: Sequence[dict[str, Share]]
 
 
 def _within(keys: Sequence[tuple[int, int, str]], place: int) -> float:
-    """The place of a test in its round: before own training, after it, or at the end."""
+    """The position of a test in its round: before own training, after it, or at the end."""
     trained = [key for key in keys[: place + 1] if key[:2] == keys[place][:2] and key[2] == "own"]
     return 0.5 if keys[place][2] == "own" else float(bool(trained) or keys[place][2] == "choice")
 
 
 def _course(axes: Axes, group: Group) -> None:
-    """The accuracy on the first task: each piece of the line in the colour of who did it."""
+    """The accuracy on the first task: each line segment has the colour of its cause."""
     quiet(axes)
     walks = [walked for run in group.runs for (_, task), walked in steps(run).items() if task == 0]
     keys = [(step.stage, step.round, step.doing) for step in walks[0]]

@@ -28,7 +28,7 @@ __all__ = [
 
 SERVER = "server"
 Tensor = tuple[str, str, tuple[int, ...]]  # name, type, shape
-FIELDS: Mapping[str, str] = {  # by the field of a message that holds the tensor
+FIELDS: Mapping[str, str] = {  # by the message field of the tensor
     "weights": "weights", "base": "weights", "own": "weights", "adaptive": "weights",
     "channels": "weights", "embedding": "embeddings", "before": "embeddings",
     "centres": "embeddings", "prototypes": "embeddings", "logits": "logits",
@@ -39,33 +39,33 @@ KINDS: Mapping[str, str] = {
     "weights": COLOURS[0], "embeddings": COLOURS[1], "logits": COLOURS[5], "gradients": COLOURS[2],
     "labels": COLOURS[4], OTHER: COLOURS[3], PLAIN: COLOURS[6],
 }  # fmt: skip
-MOST = 12  # bands of a flow; smaller ones are drawn as one
+MOST = 12  # bands of a flow; smaller ones are merged
 
 
 @dataclass(frozen=True)
 class Departure:
-    """What left one site, as the ledger of one run has it."""
+    """What left one site, from the ledger of one run."""
 
     client: str
-    count: int  # messages
+    count: int  # number of messages
     bytes: int
     payload: int  # bytes of tensors
     tensors: tuple[Tensor, ...]
-    strange: tuple[Tensor, ...]  # not of a form that the server had sent to this site
+    strange: tuple[Tensor, ...]  # tensors of a form that the server had not sent to this site
     kinds: tuple[str, ...]  # of message
-    plain_each: float  # most bytes of a message beside its tensors
-    by_kind: Mapping[str, float]  # kind of content -> bytes
-    before: str  # what sites tell each other before training
+    plain_each: float  # maximum bytes of a message besides its tensors
+    by_kind: Mapping[str, float]  # content type -> bytes
+    before: str  # what sites disclose to each other before training
 
     @property
     def sentence(self) -> str:
-        """All of it in words."""
+        """Describe it in words."""
         first = f"{self.count} messages, {size(self.bytes)}."
         return f"{first} {self.details}{self.before}"
 
     @property
     def details(self) -> str:
-        """What the messages hold."""
+        """Describe the content of the messages."""
         rest = (
             f"{size(self.bytes - self.payload)} were headers and plain values (numbers such as "
             f"losses, counts of rows and hits), at most {self.plain_each:.0f} bytes a message; "
@@ -92,7 +92,7 @@ class Departure:
 
 
 def departures(run: Run) -> list[Departure]:
-    """For each site what it sent; nothing that the ledger does not show."""
+    """For each site what it sent, as far as the ledger shows it."""
     ledger = [event for event in run.events if isinstance(event, Message)]
     clients = sorted({event.sender for event in ledger} - {SERVER})
     before = before_training(run)
@@ -100,7 +100,7 @@ def departures(run: Run) -> list[Departure]:
 
 
 def before_training(run: Run) -> str:
-    """What sites with tables of their own tell each other before the first message, if they do."""
+    """What sites with own tables disclose to each other before the first message, if they do."""
     sites = run.recipe.get("sites", {})
     own = {place for site in sites.values() for place in site.get("own", ())}
     blocks = [block for block in run.recipe.get("blocks", ()) if not block["site"]]
@@ -139,7 +139,7 @@ def _departure(client: str, ledger: Sequence[Message], before: str) -> Departure
 
 
 def _by_kind(sent: Sequence[Message]) -> dict[str, float]:
-    """Bytes by kind of content; the tensors of a message share its payload by their sizes."""
+    """Bytes by content type; the tensors of a message share its payload by size."""
     totals = dict.fromkeys(KINDS, 0.0)
     for event in sent:
         sizes = [_width(kind) * math.prod(shape) for _, kind, shape in event.tensors]
@@ -150,19 +150,19 @@ def _by_kind(sent: Sequence[Message]) -> dict[str, float]:
 
 
 def _kind(tensor: Tensor) -> str:
-    """The kind of a tensor, by the field of the message that holds it."""
+    """The content type of a tensor, from its message field."""
     return FIELDS.get(tensor[0].split("/", 1)[0], OTHER)
 
 
 def _width(kind: str) -> int:
-    """Bytes of an element of a type such as float32 or int64."""
+    """Bytes per element of a type such as float32 or int64."""
     digits = "".join(letter for letter in kind if letter.isdigit())
     return max(1, int(digits or 8) // 8)
 
 
 def _shapes(tensors: Sequence[Tensor], most: int = 12) -> str:
     sides: dict[tuple[str, str, tuple[int, ...]], list[int]] = {}
-    for name, kind, shape in tensors:  # those that differ in their rows alone are one
+    for name, kind, shape in tensors:  # merge tensors that differ only in rows
         sides.setdefault((name, kind, shape[1:]), []).extend(shape[:1])
     listed = []
     for (name, _, rest), rows in sides.items():
@@ -176,10 +176,10 @@ class Merged:
     """Sites that sent the same kinds of messages and tensors."""
 
     sites: tuple[str, ...]
-    departure: Departure  # of the first; it stands for all
-    low: int  # fewest bytes that a site sent
+    departure: Departure  # departure of the first site, representing all
+    low: int  # minimum bytes sent by a site
     high: int
-    total: Mapping[str, float]  # kind of content -> bytes of all sites together
+    total: Mapping[str, float]  # content type -> bytes of all sites together
 
     @property
     def title(self) -> str:
@@ -189,20 +189,20 @@ class Merged:
 
     @property
     def amount(self) -> str:
-        """How much left each site."""
+        """How many bytes left each site."""
         low, high = size(self.low), size(self.high)
         each = " per site" if len(self.sites) > 1 else ""
         return (low if low == high else f"{low} to {high}") + each
 
     @property
     def sentence(self) -> str:
-        """What left each site, once for all of them."""
+        """Describe once what left each site."""
         example = f" At {self.sites[0]}: " if self.low != self.high else " "
         return f"{self.departure.count} messages, {self.amount}.{example}{self.departure.details}"
 
 
 def merged(every: Sequence[Departure]) -> list[Merged]:
-    """Sites that sent the same, as one."""
+    """Merge sites that sent the same."""
     alike: dict[Any, list[Departure]] = {}
     for one in every:
         alike.setdefault((one.count, one.kinds, one.tensors, one.strange), []).append(one)
@@ -217,7 +217,7 @@ def merged(every: Sequence[Departure]) -> list[Merged]:
 
 
 def guarantee(groups: Sequence[Merged]) -> str:
-    """What is promised about tensors that left: nothing; empty where no tensor left."""
+    """The guarantee for tensors that left: none; empty if no tensor left."""
     kinds = [kind for kind in KINDS if any(kind in group.total for group in groups)]
     tensors = [kind for kind in kinds if kind != PLAIN]
     if not tensors:
@@ -243,7 +243,7 @@ class _Band:
 
 
 def _bands(groups: Sequence[Merged]) -> list[_Band]:
-    """The largest groups, and the others as one."""
+    """The largest groups; the others are merged."""
     shown = groups if len(groups) <= MOST else groups[: MOST - 1]
     bands = [_Band(f"{_short(group)}\n{group.amount}", group.total) for group in shown]
     rest = groups[len(shown) :]
@@ -265,7 +265,7 @@ GAP, TALL, THIN = 0.06, 1.0, 0.004  # of the height of the flow
 
 
 def flow(run: Run, label: str, name: str) -> Picture | None:
-    """Ribbons from sites to the server: width is bytes, colour is the kind of content."""
+    """Ribbons from sites to the server: width is bytes, colour is content type."""
     groups = merged(departures(run))
     if not groups:
         return None

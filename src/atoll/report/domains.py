@@ -1,4 +1,4 @@
-"""Runs on several domains: who does how well where, and what sites saw of their own networks."""
+"""Runs on several domains: accuracy by site and domain, and views of the sites' networks."""
 
 import json
 import math
@@ -56,14 +56,14 @@ def section(group: Group, number: int) -> Section | None:
 
 
 def has_domains(group: Group) -> bool:
-    """Whether these are runs on several domains that have been tested."""
+    """Whether these runs cover several domains and have been tested."""
     first = group.first
     split = first.config.get("scenario", {}).get("split")
     return split == "domains" and bool(first.variants) and len(first.facts["tasks"]) > 1
 
 
 def _matrix(group: Group, variant: str, number: int | None = None) -> Array:
-    """Accuracy by site and domain after a round, the last unless told, the mean over seeds."""
+    """Accuracy by site and domain after a round (default: the last), averaged over seeds."""
     return np.asarray(np.mean([_cells(run, variant, number) for run in group.runs], axis=0))
 
 
@@ -80,13 +80,13 @@ def _cells(run: Run, variant: str, number: int | None = None) -> Array:
 
 
 def _split(cells: Array) -> tuple[Array, Array]:
-    """By site the accuracy on its own domain, and the mean over the others."""
+    """For each site the accuracy on its own domain, and the mean over the others."""
     own = cells.diagonal()
     return own, (cells.sum(1) - own) / max(1, cells.shape[1] - 1)
 
 
 def _tested(group: Group) -> list[int]:
-    """The places of sites whose results are shown."""
+    """The indices of sites whose results are shown."""
     clients = enumerate(group.first.facts["clients"])
     return [place for place, client in clients if client not in group.withheld]
 
@@ -159,7 +159,7 @@ def _over_rounds(group: Group, name: str) -> Picture | None:
 
 
 def overall(groups: Sequence[Group]) -> list[Picture]:
-    """Bars over public sets and over the parts of FCCL, where runs of several are given."""
+    """Bars over public sets and over the parts of FCCL, if runs of several are given."""
     ours = [group for group in groups if has_domains(group) and group.first.config.get("public")]
     alike: dict[str, list[Group]] = {}
     for group in ours:
@@ -182,7 +182,7 @@ def _public(group: Group) -> str:
 
 
 def _part(group: Group) -> str:
-    """What an FCCL run was done without."""
+    """The part that an FCCL run leaves out."""
     options, lacking = group.first.config["method"], []
     if not options.get("collaborate", True):
         lacking.append("without the collaborative part")
@@ -236,7 +236,7 @@ def _spread(groups: Sequence[Group]) -> str:
 
 @dataclass(frozen=True)
 class _Bars:
-    """By place on the axis and kind of bar the accuracy of each seed."""
+    """By position on the axis and kind of bar, the accuracy of each seed."""
 
     own: dict[tuple[str, str], list[float]]
     others: dict[tuple[str, str], list[float]]
@@ -281,7 +281,7 @@ def _snapshots(group: Group, name: str) -> list[Snapshot]:
 
 
 def _correlations(group: Group, place: str, name: str) -> Picture | None:
-    """How the outputs for different classes go together, site by site (Figure 5)."""
+    """The correlations of outputs for different classes, site by site (Figure 5)."""
     snapshots = _snapshots(group, f"correlation, {place}")
     if not snapshots:
         return None

@@ -1,4 +1,4 @@
-"""Records become figures: SVG that takes its ink from the page, so that it reads on dark too."""
+"""Figures of records: SVG that inherits its text colour, so that it is readable on dark pages."""
 
 import io
 import math
@@ -41,12 +41,12 @@ __all__ = [
 
 INK = "#010203"  # stands for the page's own text colour
 SIZE = 9.5  # points
-BEGINNING = '<svg style="width:'  # of every figure, by which one is known again
-SIDES, SCALE = ("width", "height"), 1.4  # screen pixels for a point of the drawing
-SMALLEST = 0.75  # of its size that a figure shrinks to; below it scrolls, so that words can be read
+BEGINNING = '<svg style="width:'  # start of every figure, which identifies it
+SIDES, SCALE = ("width", "height"), 1.4  # screen pixels per point of the drawing
+SMALLEST = 0.75  # minimum scale of a figure; below it scrolls, so that text stays readable
 STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text: it can be found, read aloud and copied
-    "text.parse_math": False,  # a dollar sign in a site's name is a dollar sign
+    "svg.fonttype": "none",  # keep text as text: searchable, readable aloud and copyable
+    "text.parse_math": False,  # a dollar sign in a site's name is literal
     "font.family": ["sans-serif"],
     "font.size": SIZE,
     "text.color": INK,
@@ -65,7 +65,7 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure, the file it may be kept in, and what it says in words."""
+    """A figure, its file name, and its description in words."""
 
     name: str
     title: str
@@ -75,15 +75,15 @@ class Picture:
 
 @contextmanager
 def style(name: str) -> Iterator[None]:
-    """How every figure is drawn; `name` makes its elements' names repeatable."""
+    """The style of all figures; `name` makes the names of elements reproducible."""
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # the page's fonts know more scripts
+        warnings.filterwarnings("ignore", message="Glyph")  # the page's fonts cover more scripts
         warnings.filterwarnings("ignore", message="Matplotlib currently does not support")
         yield
 
 
 def svg(figure: Figure, name: str, titles: Mapping[str, str] | None = None) -> str:
-    """The figure as an element of a page: no fixed size, no white paper, names of its own.
+    """The figure as an element of a page: flexible size, transparent background, unique names.
 
     `titles` are hover texts by the id of an element.
     """
@@ -109,7 +109,7 @@ def svg(figure: Figure, name: str, titles: Mapping[str, str] | None = None) -> s
 
 
 def legend_entries(figure: Figure) -> tuple[list[Any], list[str]]:
-    """Every line that a panel of a figure names, once."""
+    """Every line that a panel of a figure names, without duplicates."""
     by_label: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -118,7 +118,7 @@ def legend_entries(figure: Figure) -> tuple[list[Any], list[str]]:
 
 
 def quiet(axes: Axes) -> None:
-    """A grid and borders that stay behind what is drawn."""
+    """Draw a grid and borders in the background."""
     axes.grid(True, color=INK, alpha=0.12, linewidth=0.8)
     axes.set_axisbelow(True)
     for spine in axes.spines.values():
@@ -233,7 +233,7 @@ def heat(group: Group, name: str) -> Picture | None:
     if result.accuracy.shape[1:] == (1, 1):
         return _models(group, name)
     if len(result.stages) < 2:
-        return None  # the section on domains has it
+        return None  # the section on domains shows it
     cells = _mean_cells(group, variant)
     by_client = dict(zip(result.clients, cells, strict=True))
     names = [str(first.facts["tasks"][task]) for task in result.tasks]
@@ -264,7 +264,7 @@ def heat(group: Group, name: str) -> Picture | None:
 
 
 def _widest(group: Group) -> str:
-    """The headline, or the first model that was tested on more tasks after more stages."""
+    """The headline, or the first model tested on more tasks after more stages."""
     tested: dict[str, set[tuple[str, int, int]]] = {}
     for event in group.first.events:
         if isinstance(event, Score):
@@ -325,7 +325,7 @@ def grid(
 
 
 def rows(group: Group, name: str) -> Picture | None:
-    """How many rows each site has for training, validation and test."""
+    """The number of training, validation and test rows of each site."""
     holdings = group.first.facts.get("holdings")
     if not holdings:
         return None

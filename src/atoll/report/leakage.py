@@ -1,4 +1,4 @@
-"""What attacks on a run's own messages recovered, for the summary and the table of attacks."""
+"""What attacks on a run's messages recovered, for the summary and the table of attacks."""
 
 import math
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from atoll.report.units import percent
 __all__ = ["ATTACKS", "Badge", "badge", "table"]
 
 COLUMNS, LABELS = "columns from embeddings", "labels from gradients"
-ATTACKS = (COLUMNS, LABELS)  # snapshots that say what a run leaks, not how well a site does
-AS_SENT = "as set"  # the messages as the run's options send them
-METHODS = ("splitnn", "vleto")  # that the audit of leakage knows
+ATTACKS = (COLUMNS, LABELS)  # snapshots about leaks of a run, not about a site's accuracy
+AS_SENT = "as set"  # messages as sent under the run's options
+METHODS = ("splitnn", "vleto")  # messages known to the leakage audit
 
 
 @dataclass(frozen=True)
 class Badge:
     """The privacy finding of a run, for the top of the page."""
 
-    tone: str  # warn: something was recovered; none: nothing was measured
+    tone: str  # warn: attacks recovered something; none: nothing was measured
     title: str
     words: str
 
@@ -42,7 +42,7 @@ def _as_sent(snapshots: Sequence[Snapshot], place: int = 0) -> list[float]:
 
 
 def badge(group: Group) -> Badge:
-    """What the attacks recovered from the messages as they were sent, or that none was made."""
+    """What the attacks recovered from the messages as sent, or that none was run."""
     words = []
     explained = _as_sent(_snapshots(group, COLUMNS))
     if explained:

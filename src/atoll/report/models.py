@@ -1,4 +1,4 @@
-"""What the models of a run are: names such as mu>0 need a sentence."""
+"""Descriptions of the models of a run: names such as mu>0 need a sentence."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,7 @@ from atoll.report.tables import Group
 
 __all__ = ["explanations"]
 
-MODELS: Mapping[str, Mapping[str, str]] = {  # method -> model -> what it is, as on its page
+MODELS: Mapping[str, Mapping[str, str]] = {  # method -> model -> description, as on its page
     "chfl": {
         "common": "the network on the common columns alone, learned together (FedAvg)",
         "local": "one network on all columns of a site, trained at the site alone",
@@ -21,7 +21,7 @@ MODELS: Mapping[str, Mapping[str, str]] = {  # method -> model -> what it is, as
 
 
 def explanations(groups: Sequence[Group]) -> dict[str, str]:
-    """The models of some runs by name, with what each is; empty where names say it."""
+    """The models of some runs by name, with descriptions; empty if the names are clear."""
     result: dict[str, str] = {}
     for group in groups:
         texts = MODELS.get(group.method, {})

@@ -1,4 +1,4 @@
-"""The verdict of a run as a piece of HTML for a notebook: no script, no style of the page."""
+"""The verdict of a run as HTML for a notebook, without scripts or page styles."""
 
 from importlib.resources import files
 from zlib import crc32

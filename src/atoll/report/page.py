@@ -1,4 +1,4 @@
-"""Records become one HTML page that needs nothing else: no network, no other file."""
+"""Renders records as one self-contained HTML page."""
 
 from collections.abc import Sequence
 from importlib.resources import files
@@ -17,11 +17,11 @@ from atoll.report.tables import Group
 
 __all__ = ["page", "pictures", "resource", "style_sheet", "write"]
 
-TITLE = " · atoll</title>"  # by which a page is known to be a report
+TITLE = " · atoll</title>"  # marks a page as a report
 
 
 def write(folders: Sequence[Path], out: Path, figure_folder: Path | None = None) -> Path:
-    """Write the page of some runs, and its figures as files where a folder for them is given."""
+    """Write the page of some runs, and its figures as files if a folder is given."""
     groups = tables.gather(folders)
     may_write(out, [], folders, lambda head: TITLE.encode() in head)
     if figure_folder:
@@ -38,12 +38,12 @@ def write(folders: Sequence[Path], out: Path, figure_folder: Path | None = None)
 
 
 def resource(name: str) -> str:
-    """A file of this package: a template, a style sheet or a script."""
+    """A file in this package: a template, a style sheet or a script."""
     return (files("atoll") / "report" / name).read_text(encoding="utf-8")
 
 
 def page(groups: Sequence[Group]) -> str:
-    """The page: a pure function of the records."""
+    """Render the page: a pure function of the records."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -58,7 +58,7 @@ def page(groups: Sequence[Group]) -> str:
 
 
 def _definitions(groups: Sequence[Group]) -> dict[str, str]:
-    """What each metric is; those of regression where a run has them."""
+    """The definition of each metric; includes those of regression if a run has them."""
     numbers = any(group.first.regression for group in groups)
     return {**metrics.DEFINITIONS, **(metrics.REGRESSION if numbers else {})}
 
@@ -74,7 +74,7 @@ def style_sheet() -> str:
 
 
 def _inline(picture: Picture) -> Markup:
-    """A figure in the page; its colours follow the theme."""
+    """An inline figure; its colours follow the theme."""
     drawing = picture.svg
     for number, colour in enumerate(palette.COLOURS):
         drawing = drawing.replace(colour, f"var(--mark-{number})")
@@ -82,7 +82,7 @@ def _inline(picture: Picture) -> Markup:
 
 
 def pictures(groups: Sequence[Group]) -> list[Picture]:
-    """Every figure of the page, and the gain plot as one."""
+    """All figures of the page, including the gain plot."""
     pictures = [verdict.picture(group, f"gain-{n}") for n, group in enumerate(groups, 1)]
     for story in stories(groups):
         pictures += story.pictures

@@ -1,4 +1,4 @@
-"""The colours of the report, apart for readers with and without colour vision deficiency.
+"""The colours of the report, distinguishable with and without colour vision deficiency.
 
 Each theme has seven colours for marks, at least 3:1 against the background of figures, and colours
 for text, at least 4.5:1. `tests/unit/report/test_palette.py` simulates deuteranopia and protanopia.

@@ -1,4 +1,4 @@
-"""How far a run is: its state, the share that is finished, the time left, a sparkline per site."""
+"""The progress of a run: its state, completed share, time left, and a sparkline per site."""
 
 import json
 import math
@@ -18,39 +18,39 @@ __all__ = ["STATES", "Progress", "Spark", "progress"]
 STATES: Mapping[str, str] = {  # state -> symbol
     "running": "▶", "stopped": "■", "failed": "✕", "finished": "✓", "unreadable": "?",
 }  # fmt: skip
-RECENT = 20  # rounds whose time predicts the time left
-MOST = 24  # sites with a sparkline
-POINTS = 60  # of a sparkline, at most
-WIDE, TALL = 100.0, 24.0  # its view box
+RECENT = 20  # number of rounds that predict the time left
+MOST = 24  # maximum number of sites with a sparkline
+POINTS = 60  # maximum points of a sparkline
+WIDE, TALL = 100.0, 24.0  # view box of a sparkline
 
 
 @dataclass(frozen=True)
 class Spark:
-    """A small line and its last value."""
+    """A small line plot and its last value."""
 
     name: str
-    points: str  # of an SVG polyline
+    points: str  # points of an SVG polyline
     last: str
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What the live page shows of one run."""
+    """The progress of one run on the live page."""
 
     folder: str
     title: str
     state: str
-    words: str  # what the state means for the reader
-    rounds: int  # that are finished
+    words: str  # explanation of the state
+    rounds: int  # completed rounds
     percent: float
-    left: str  # the time left; empty unless the run is running
-    bytes: str  # that left the sites so far
+    left: str  # time left; empty unless the run is running
+    bytes: str  # bytes that left the sites so far
     sparks: tuple[Spark, ...]
-    more: int  # sites without a sparkline, for want of room
+    more: int  # number of sites without a sparkline, for lack of space
 
     @property
     def symbol(self) -> str:
-        """The state without colour."""
+        """A symbol for the state, independent of colour."""
         return STATES[self.state]
 
 
@@ -82,7 +82,7 @@ def progress(folder: Path) -> Progress:
 
 
 def _state(folder: Path, rounds: int) -> tuple[str, str]:
-    """The state of a run, and what there is to say or do about it."""
+    """The state of a run, with an explanation and the next step."""
     if (folder / "result.json").exists():
         return "finished", f"{rounds} rounds"
     if FolderLock.has_writer(folder):
@@ -102,7 +102,7 @@ def _reason(folder: Path) -> str:
 
 
 def _left(seconds: Sequence[float], rounds: int) -> str:
-    """The time that the remaining rounds take at the pace of the last ones, at most."""
+    """An upper bound of the time left, at the pace of the last rounds."""
     if len(seconds) < 2:
         return ""
     left = fmean(seconds[-RECENT:]) * rounds
@@ -114,9 +114,9 @@ def _left(seconds: Sequence[float], rounds: int) -> str:
 
 
 def _sparks(run: Run) -> list[Spark]:
-    """Test accuracy by site where it was measured at least twice, else the training loss.
+    """Test accuracy by site if measured at least twice, else the training loss.
 
-    A site that the answer withholds has none.
+    Sites withheld by the answer have none.
     """
     withheld = run.answer.get("withheld", {})
     by_site: dict[str, dict[tuple[int, int], list[float]]] = {}

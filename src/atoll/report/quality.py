@@ -18,11 +18,11 @@ WORDS = (
 )
 ERRORS = "On the test rows of each site, in the unit of the label; R2 has none."
 MARKS = {"joined": ("o", COLOURS[0]), "alone": ("s", COLOURS[1])}
-MOST = 12  # sites of a figure
+MOST = 12  # maximum number of sites in a figure
 
 
 def section(group: Group, name: str) -> Section | None:
-    """Metrics and reliability diagrams; None where the answer has none."""
+    """Metrics and reliability diagrams; None if the answer has none."""
     answer = answer_of(group)
     if answer is None or not any(site.quality for site in answer.sites):
         return None
@@ -36,7 +36,7 @@ def section(group: Group, name: str) -> Section | None:
 
 
 def _table(answer: Answer) -> Table:
-    """One row for each site and model."""
+    """One row per site and model."""
     every = [quality.metrics for site in answer.sites for quality in site.quality]
     metrics_of_all = list(dict.fromkeys(name for metrics in every for name in metrics))
     names = [n for n in metrics_of_all if any(math.isfinite(m.get(n, math.nan)) for m in every)]
@@ -55,12 +55,12 @@ def _table(answer: Answer) -> Table:
 
 
 def _names(answer: Answer, count: int) -> list[str]:
-    """The names of classes, or their numbers where the answer has none."""
+    """The names of classes, or their numbers if the answer has none."""
     return list(answer.classes) or [f"class {number}" for number in range(count)]
 
 
 def _classes(answer: Answer) -> Table:
-    """One row for each site, model and class that has test rows or is predicted."""
+    """One row per site, model and class that has test rows or is predicted."""
     rows = []
     for site in answer.sites:
         for quality in site.quality:
@@ -98,7 +98,7 @@ def _comma(unit: str) -> str:
 
 
 def _reliability(answer: Answer, label: str, name: str) -> Picture | None:
-    """Observed share by predicted probability, a panel for each site."""
+    """Observed frequency by predicted probability, one panel per site."""
     sites = [site for site in answer.sites if any(q.reliability for q in site.quality)][:MOST]
     if not sites:
         return None

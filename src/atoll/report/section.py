@@ -1,4 +1,4 @@
-"""A section of the report: what the page adds about runs of some methods."""
+"""A section of the report for runs of certain methods."""
 
 from dataclasses import dataclass, field
 
@@ -10,9 +10,9 @@ __all__ = ["Section"]
 
 @dataclass(frozen=True)
 class Section:
-    """What the page adds about one group of runs, because of the method that they ran.
+    """The additional content for one group of runs, depending on their method.
 
-    A module with a section has `section(group, number)`, which returns one or None; `number`
+    A module with a section defines `section(group, number)`, which returns one or None; `number`
     makes the names of its pictures unique.
     """
 

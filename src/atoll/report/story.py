@@ -1,4 +1,4 @@
-"""Groups of runs become stories: runs of one task belong together, unrelated tasks do not."""
+"""Groups runs into stories: runs of one task belong together, unrelated tasks do not."""
 
 import math
 from collections.abc import Sequence
@@ -35,11 +35,11 @@ SECTIONS = (domains.section, transfer.section, vertical.section)  # for groups o
 
 @dataclass(frozen=True)
 class Part:
-    """What a story has of one group of runs."""
+    """The part of a story for one group of runs."""
 
     label: str
     seeds: tuple[int, ...]
-    joins: bool  # whether sites exchange anything; False for a baseline
+    joins: bool  # whether sites exchange messages; False for a baseline
     card: Card
     badge: Badge
     plot: GainPlot | None
@@ -59,7 +59,7 @@ class Part:
     rows: Picture | None
     config: str
     command: str
-    score: str  # what scores are, at the beginning of a sentence
+    score: str  # name of the scores at the start of a sentence
 
     @property
     def pictures(self) -> list[Picture]:
@@ -72,17 +72,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Story:
-    """Runs of one task: the same data, dealt out the same way."""
+    """Runs of one task: the same data with the same split."""
 
-    number: int  # from 1
+    number: int  # counted from 1
     title: str
-    facts: str  # sites, stages, seeds in a line
+    facts: str  # sites, stages and seeds in one line
     data: str  # the data set with its fingerprint
     environment: str  # versions and device
     parts: list[Part]
     comparison: Table | None
     results: Table
-    models: dict[str, str]  # name -> what it is
+    models: dict[str, str]  # name -> description
     differences: Table | None
     forgetting: Table | None
     traffic: Table
@@ -91,7 +91,7 @@ class Story:
 
     @property
     def suffix(self) -> str:
-        """Ends the ids of this story's sections, so that they are unique on the page."""
+        """Suffix of the ids of this story's sections, which makes them unique on the page."""
         return "" if self.number == 1 else f"-{self.number}"
 
     @property
@@ -108,9 +108,9 @@ class Story:
 
 
 def stories(groups: Sequence[Group]) -> list[Story]:
-    """Runs of the same task as one story, in the order of their first runs.
+    """Group runs of the same task into stories, in the order of their first runs.
 
-    Results that an answer withholds are left out.
+    Excludes results that an answer withholds.
     """
     result, first = [], 1
     for number, task in enumerate(by_task(groups), 1):
@@ -152,7 +152,7 @@ def _capitalised(words: str) -> str:
 
 
 def _renamed(picture: Picture, number: int) -> Picture:
-    """A figure over several runs of a later story, under a name of its own."""
+    """A figure over several runs of a later story, with a unique name."""
     name = f"{picture.name}-story-{number}"
     drawing = picture.svg.replace(f'id="{picture.name}-', f'id="{name}-')
     drawing = drawing.replace(f"#{picture.name}-", f"#{name}-")
@@ -212,14 +212,14 @@ def _part(number: int, group: Group) -> Part:
 
 
 def _command(number: int, group: Group) -> str:
-    """Runs every seed of a group again."""
+    """The command that repeats a group for all seeds."""
     seeds = [int(run.config["seed"]) for run in group.runs]
     several = f" --seeds {','.join(map(str, seeds))}" if len(seeds) > 1 else ""
     return f"atoll run {group.first.folder}/config.toml{several} --out again-{number}"
 
 
 def _attributed(number: int, group: Group) -> Section | None:
-    """What causes forgetting, or why that is not known; None where nothing can be forgotten."""
+    """The causes of forgetting, or why they are unknown; None if nothing can be forgotten."""
     if not tables.forgets(group):
         return None
     table = attribution.table(group)
@@ -242,13 +242,13 @@ def _unattributed(group: Group) -> str:
 
 
 def mean_accuracy(group: Group) -> float:
-    """Final test accuracy of the headline, the mean over sites and seeds; NaN before a test."""
+    """Final test accuracy of the headline, averaged over sites and seeds; NaN before a test."""
     accuracies = [run.accuracy for run in group.runs if run.variants]
     return sum(accuracies) / len(accuracies) if accuracies else math.nan
 
 
 def _summary(group: Group) -> str:
-    """What was run and measured, in sentences; the gain is the card's to state."""
+    """Sentences on the run and its measurements; the card states the gain."""
     words = [_ran(group), _scored(group), _forgot(group), _left(group)]
     words.append(_checked(group))
     return " ".join(word for word in words if word)
@@ -284,7 +284,7 @@ def _scored(group: Group) -> str:
 
 
 def _lost(group: Group) -> float:
-    """What was forgotten, by the headline; by the first other model where it has no old tasks."""
+    """Forgetting of the headline model, or of the first other model if it has no old tasks."""
     for variant in (group.first.headline, *group.first.variants):
         results = [run.metrics[variant] for run in group.runs if variant in run.metrics]
         values = [result.get("forgetting_best_last", math.nan) for result in results]
@@ -323,7 +323,7 @@ def _ended(group: Group) -> bool:
 
 
 def _checked(group: Group) -> str:
-    """Whether a fast path was found wrong while a run went on."""
+    """Whether a check refuted a fast path during a run."""
     reasons = sorted({words for run in group.runs for words in run.refuted})
     if not reasons:
         return ""

@@ -1,4 +1,4 @@
-"""Records become tables: scores in percent, differences in percentage points."""
+"""Converts records to tables: scores in percent, differences in percentage points."""
 
 import json
 import math
@@ -35,24 +35,24 @@ __all__ = [
     "traffic",
 ]
 
-ALONE = "alone"  # the method whose sites do not talk
-LOCAL = ("local", "solo")  # variants of methods that each site trains alone
+ALONE = "alone"  # the method without exchange between sites
+LOCAL = ("local", "solo")  # variants that each site trains alone
 UNPAIRED = "unpaired: kernels were chosen by timing; set engine.deterministic = true"
-MOST_OPTIONS = 3  # in a label
-MOST_LETTERS = 30  # of a value in a label
+MOST_OPTIONS = 3  # maximum number of options in a label
+MOST_LETTERS = 30  # maximum characters of a value in a label
 FORGETTING = ("forgetting_best_last", "forgetting_first_last", "forgetting_diagonal_last")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a table shows, and by what it is sorted."""
+    """The content of a table cell, and its sort key."""
 
     text: str
-    value: float | None = None  # None: sorted by the text
+    value: float | None = None  # None: sorted by text
 
     @property
     def key(self) -> str:
-        """What the page sorts by; empty for NaN."""
+        """The sort key of the page; empty for NaN."""
         if self.value is None:
             return self.text
         return f"{self.value:.9g}" if math.isfinite(self.value) else ""
@@ -60,7 +60,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with the sentence that says how to read it."""
+    """A table with a sentence that explains it."""
 
     caption: str
     header: tuple[str, ...]
@@ -69,21 +69,21 @@ class Table:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed alone."""
+    """Runs that differ only in their seed."""
 
     label: str
     runs: tuple[Run, ...]
     withheld: Mapping[str, str] = field(default_factory=dict)  # site without results -> reason
-    left_out: str = ""  # how many sites are in no mean, in words
+    left_out: str = ""  # the number of sites excluded from means, in words
 
     @property
     def over_sites(self) -> str:
-        """What a mean over sites is over."""
+        """The units averaged in a mean over sites."""
         return "sites that are not withheld" if self.withheld else "sites"
 
     @property
     def withheld_note(self) -> str:
-        """Why sites have a dash instead of results; empty where all have results."""
+        """Why sites have a dash instead of results; empty if all have results."""
         if not self.withheld:
             return ""
         sites = [f"{site} ({reason})" for site, reason in self.withheld.items()]
@@ -91,7 +91,7 @@ class Group:
 
     @property
     def first(self) -> Run:
-        """A run that stands for all where they agree."""
+        """A representative run for common properties."""
         return self.runs[0]
 
     @property
@@ -110,13 +110,13 @@ class Group:
         return accuracies
 
     def title(self, variant: str) -> str:
-        """The name of one of its models."""
+        """The title of a model."""
         return f"{self.label}: {variant}" if variant else self.label
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A model and what it is compared with, by seed and client."""
+    """A model and its reference, by seed and client."""
 
     name: str
     against: str
@@ -125,13 +125,13 @@ class Pair:
 
     @property
     def seeds(self) -> list[float]:
-        """The mean over clients, for each seed."""
+        """The mean over clients for each seed."""
         means = [_mean(clients.values()) for _, clients in sorted(self.differences.items())]
         return [value for value in means if math.isfinite(value)]
 
     @property
     def clients(self) -> dict[str, float]:
-        """The mean over seeds, for each client."""
+        """The mean over seeds for each client."""
         names = sorted({name for clients in self.differences.values() for name in clients})
         return {
             name: _mean(c[name] for c in self.differences.values() if name in c) for name in names
@@ -144,7 +144,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def gather(folders: Sequence[Path]) -> list[Group]:
-    """The runs in these folders, or in folders one below for several seeds, by their config."""
+    """The runs in these folders, or in their subfolders for several seeds, grouped by config."""
     groups: dict[str, list[Run]] = {}
     for folder in folders:
         homes = runs_in(folder)
@@ -160,7 +160,7 @@ def gather(folders: Sequence[Path]) -> list[Group]:
 
 
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """The method where that is enough, else config's name, options that differ, or folder."""
+    """The method if it is unique, else the config's name, options that differ, or the folder."""
     keys = _differing([runs[0].config for runs in groups])
     ways: tuple[Callable[[Run], str], ...] = (
         lambda run: str(run.config["method"]["name"]),
@@ -177,7 +177,7 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The options in which some configs differ; none where they are too many for a label."""
+    """The options in which some configs differ; empty if too many for a label."""
     flat = [_flat(config) for config in configs]
     keys = [key for key in flat[0] if len({one.get(key, "") for one in flat}) > 1]
     longest = max((len(one.get(key, "")) for one in flat for key in keys), default=0)
@@ -200,7 +200,7 @@ def _options(config: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 
 def number(values: Sequence[float], signed: bool = False) -> Cell:
-    """The mean of some shares in percent, and their spread where there are several."""
+    """The mean of some shares in percent, with their spread if there are several."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return Cell(DASH, math.nan)
@@ -212,7 +212,7 @@ def number(values: Sequence[float], signed: bool = False) -> Cell:
 def results(
     groups: Sequence[Group], primary: Mapping[str, Mapping[str, float]] | None = None
 ) -> Table:
-    """One row for each model: mean and spread over seeds.
+    """One row per model: mean and spread over seeds.
 
     `primary` has by metric, for each model by its title, the score that the run is judged by.
     """
@@ -251,18 +251,18 @@ def results(
 
 
 def over_sites(groups: Sequence[Group]) -> str:
-    """What a mean over sites is over, in a table of several groups."""
+    """The units of a mean over sites, in a table of several groups."""
     return max((group.over_sites for group in groups), key=len)
 
 
 def forgets(group: Group) -> bool:
-    """Whether a task was learned before the last tested stage: else forgetting is undefined."""
+    """Whether a task was learned before the last tested stage; else forgetting is undefined."""
     last = max((score.stage for score in group.first.scores), default=0)
     return any(int(stage) < last for stage in group.first.facts["known_at"])
 
 
 def _metric(group: Group, summaries: Sequence[Mapping[str, float]], name: str) -> Cell:
-    """One metric over seeds; a dash where it is undefined."""
+    """One metric over seeds; a dash if it is undefined."""
     if name in (*FORGETTING, "backward_transfer") and not forgets(group):
         return Cell(DASH, math.nan)
     if name in ERRORS:
@@ -273,7 +273,7 @@ def _metric(group: Group, summaries: Sequence[Mapping[str, float]], name: str) -
 
 
 def _pair(one: tuple[Group, str], other: tuple[Group, str]) -> Pair:
-    """Two models, paired by seed and client where both have a number."""
+    """Two models, paired by seed and client if both have a number."""
     (a, first), (b, second) = one, other
     differences = {}
     for seed, variant in a.accuracy:
@@ -295,7 +295,7 @@ def _timed(group: Group) -> bool:
 
 
 def comparable(a: Group, b: Group) -> bool:
-    """Whether two groups have the same data, dealt out the same way."""
+    """Whether two groups have the same data and split."""
     keys = ("scenario", "scale")
     same = all(a.first.config.get(key) == b.first.config.get(key) for key in keys)
     ours, theirs = a.first.facts["data"], b.first.facts["data"]
@@ -303,12 +303,12 @@ def comparable(a: Group, b: Group) -> bool:
 
 
 def _local(group: Group) -> str:
-    """The model that each site of a group trains alone, where there is one."""
+    """The model that each site of a group trains alone, if there is one."""
     return next((variant for variant in LOCAL if variant in group.first.variants), "")
 
 
 def differences(groups: Sequence[Group]) -> Table | None:
-    """Paired differences in accuracy: within a run all models against one, then run by run."""
+    """Paired differences in accuracy: all models of a run against one, then run by run."""
     pairs: list[Pair] = []
     for group in groups:
         base = _local(group) or group.first.headline
@@ -340,7 +340,7 @@ def differences(groups: Sequence[Group]) -> Table | None:
 
 
 def _tested(group: Group, variant: str) -> dict[tuple[str, int], int]:
-    """How many rows each site was tested on at the end, by task."""
+    """The number of test rows of each site at the end, by task."""
     scores = [e for e in group.first.events if isinstance(e, Score) and e.variant == variant]
     last = max((score.stage for score in scores), default=0)
     return {(s.client, s.task): s.rows for s in scores if s.stage == last}
@@ -383,7 +383,7 @@ def sites(group: Group) -> Table:
 
 
 def forgetting(groups: Sequence[Group]) -> Table | None:
-    """Forgetting in each of its named definitions, where there were several stages."""
+    """Forgetting by each of its definitions, if there were several stages."""
     staged = [group for group in groups if forgets(group)]
     if not staged:
         return None
@@ -434,7 +434,7 @@ def holdings(group: Group) -> Table | None:
 
 
 def names_of(names: Sequence[str], most: int = 12) -> str:
-    """Names in a row; of many the first ones."""
+    """Names in a list; only the first ones if there are many."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 

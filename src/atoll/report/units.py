@@ -1,17 +1,17 @@
-"""How numbers are written: shares in percent, differences in percentage points, dashes for NaN."""
+"""Formats numbers: shares in percent, differences in percentage points, dashes for NaN."""
 
 import math
 from dataclasses import dataclass
 
 __all__ = ["DASH", "SHARE", "Unit", "percent", "points", "size", "unit_of"]
 
-DASH = "\u2013"  # a value that is undefined
+DASH = "\u2013"  # an undefined value
 PLAIN = ("mse", "rmse", "mae", "r2", "log loss", "log_loss", "brier", "brier score")
 
 
 @dataclass(frozen=True)
 class Unit:
-    """The unit of a metric: what a value and a difference are multiplied by, and their names."""
+    """The unit of a metric: the factors for values and differences, and their names."""
 
     factor: float = 100.0
     digits: int = 1
@@ -19,33 +19,33 @@ class Unit:
     difference_name: str = " points"
 
     def value(self, number: float) -> str:
-        """A value of the metric with its unit."""
+        """Format a value with its unit."""
         text = self.bare(number)
         return text if text == DASH else f"{text}{self.value_name}"
 
     def difference(self, number: float) -> str:
-        """A difference with its sign and its unit."""
+        """Format a difference with its sign and its unit."""
         text = self.signed(number)
         return text if text == DASH else f"{text}{self.difference_name}"
 
     def bare(self, number: float) -> str:
-        """A value without its unit, for a column whose head has it."""
+        """Format a value without its unit, for a column with the unit in its header."""
         if not math.isfinite(number):
             return DASH
         return f"{self._rounded(number):.{self.digits}f}"
 
     def signed(self, number: float) -> str:
-        """A difference with its sign, without its unit."""
+        """Format a difference with its sign, without its unit."""
         if not math.isfinite(number):
             return DASH
         return f"{self._rounded(number):+.{self.digits}f}"
 
     def interval(self, low: float, high: float) -> str:
-        """The limits of an interval of differences."""
+        """Format the limits of an interval of differences."""
         return f"{self.signed(low)} to {self.signed(high)}"
 
     def _rounded(self, number: float) -> float:
-        return round(self.factor * number, self.digits) + 0.0  # no negative zero
+        return round(self.factor * number, self.digits) + 0.0  # avoid negative zero
 
 
 SHARE = Unit()

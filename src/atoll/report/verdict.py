@@ -29,8 +29,8 @@ TONES = {"helps": "good", "hurts": "warn", "no difference": "none", "cannot tell
 SYMBOLS = {"helps": "▲", "hurts": "▼", "no difference": "=", "cannot tell": "?"}
 JOINED, SINGLE = "joined", "alone"
 POOLED = "pooled"  # trained with the rows, or columns, of all sites in one place
-MOST_NAMED = 6  # sites that a note names; more are counted
-EDGE = 0.04  # room at both ends of the axis, as a share of it
+MOST_NAMED = 6  # maximum number of sites that a note names; others are only counted
+EDGE = 0.04  # margins at both ends of the axis, as a fraction of it
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Card:
 
     label: str
     tone: str  # good, warn or none: a colour
-    symbol: str  # the same without colour
+    symbol: str  # the same, independent of colour
     headline: str
     words: str
     numbers: tuple[tuple[str, str], ...] = ()  # name, value
     notes: tuple[str, ...] = ()
-    command: str = ""  # computes the verdict where there is none
+    command: str = ""  # command that computes a missing verdict
 
 
 def card(group: Group) -> Card:
@@ -89,7 +89,7 @@ def _answered(group: Group, answer: Answer) -> Card:
 
 
 def _held(group: Group) -> str:
-    """What each site holds a part of."""
+    """What the sites divide: rows or columns."""
     parties = group.first.config["scenario"].get("split") == "parties"
     return "columns" if parties else "rows"
 
@@ -166,7 +166,7 @@ def _metric(answer: Answer) -> str:
 
 
 def _range(values: Sequence[float], unit: Unit) -> str:
-    """The mean over sites, and the lowest and highest."""
+    """The mean, minimum and maximum over sites."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return DASH
@@ -176,7 +176,7 @@ def _range(values: Sequence[float], unit: Unit) -> str:
 
 
 def _remarks(answer: Answer) -> Iterable[str]:
-    """Sentences on simple models that do as well, and on sites that are left out."""
+    """Sentences on simple models that do as well, and on sites that are excluded."""
     linear = answer.references[1]
     better = [site.site for site in answer.sites if site.linear_beats]
     as_good = [site.site for site in answer.sites if site.beats_linear is False]
@@ -194,7 +194,7 @@ def _remarks(answer: Answer) -> Iterable[str]:
 
 @dataclass(frozen=True)
 class Tick:
-    """Where another predictor stands on the axis of gains."""
+    """The position of another predictor on the axis of gains."""
 
     name: str
     place: float  # percent of the width
@@ -204,7 +204,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class GainRow:
-    """One site in the gain plot; places are in percent of the width."""
+    """One site in the gain plot; positions are in percent of the width."""
 
     site: str
     rows: str
@@ -228,13 +228,13 @@ class GainPlot:
     label: str
     unit: str
     level: str
-    axis: tuple[tuple[float, str], ...]  # place, text
+    axis: tuple[tuple[float, str], ...]  # position, text
     zero: float
     band: tuple[float, float]  # the margin on both sides of 0
     rows: tuple[GainRow, ...]
     withheld: tuple[tuple[str, str], ...] = field(default=())  # site, reason
     references: tuple[str, str] = ("majority", "logistic regression")
-    held: str = "rows"  # what each site holds a part of, rows or columns
+    held: str = "rows"  # what the sites divide: rows or columns
 
 
 @dataclass(frozen=True)
@@ -245,12 +245,12 @@ class Axis:
     high: float
 
     def place(self, value: float) -> float:
-        """Percent of the width, inside the axis."""
+        """The position in percent of the width, clipped to the axis."""
         share = (value - self.low) / (self.high - self.low)
         return round(100 * min(1.0, max(0.0, share)), 2)
 
     def beyond(self, value: float) -> bool:
-        """Whether a value lies outside."""
+        """Whether a value lies outside the axis."""
         return not self.low <= value <= self.high
 
     def ticks(self, unit: Unit) -> tuple[tuple[float, str], ...]:
@@ -265,7 +265,7 @@ class Axis:
 
 
 def _axis(answer: Answer) -> Axis:
-    """Holds every interval, 0 and the margin."""
+    """An axis that includes every interval, 0 and the margin."""
     values = [0.0, answer.margin, -answer.margin]
     for site in answer.sites:
         values += [site.gain.low, site.gain.high, site.gain.gain]
@@ -374,7 +374,7 @@ def site_table(group: Group) -> Table | None:
 
 
 def comparison(groups: Sequence[Group]) -> Table | None:
-    """Runs of the same task side by side; None where fewer than two have an answer."""
+    """Runs of the same task side by side; None if fewer than two have an answer."""
     answers = [(group, answer_of(group)) for group in groups]
     complete = [(group, answer) for group, answer in answers if answer is not None]
     if len(complete) < 2 or len({answer.metric for _, answer in complete}) > 1:

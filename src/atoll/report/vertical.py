@@ -1,4 +1,4 @@
-"""What the report says of split networks: tasks by stage, prototypes, what is held back, leaks."""
+"""Report on split networks: tasks by stage, prototypes, frozen weights, leaks."""
 
 import math
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ __all__ = ["overall", "section"]
 
 METHODS = ("vleto", "splitnn")
 NEIGHBOURS = 20.0  # perplexity of t-SNE
-MOST = 600  # points of a picture
-STILL = 5e-4  # of its length: below, a prototype has not moved
+MOST = 600  # maximum points of a picture
+STILL = 5e-4  # relative to its length: below this, a prototype has not moved
 CLASSES = (*COLOURS, "#9b5d3b", "#d6b21f", "#4ec3e0")  # ten classes have ten colours
 Array = np.ndarray[Any, Any]
 
 
 def section(group: Group, number: int) -> Section | None:
-    """All that the record of a split network has beside its scores."""
+    """Everything in the record of a split network besides its scores."""
     if group.method not in METHODS:
         return None
     pictures = [_map(group, f"map-{number}"), _lineage(group, f"prototypes-{number}")]
@@ -73,7 +73,7 @@ def _tasks(group: Group) -> Table | None:
 
 
 def _held(group: Group) -> Table | None:
-    """The share of each client's weights that were held back at each stage."""
+    """The share of each client's weights that were frozen at each stage."""
     shares: dict[tuple[str, int], float] = {}
     for event in group.first.events:
         if isinstance(event, Round):
@@ -105,17 +105,17 @@ def _paths(group: Group) -> dict[str, dict[int, Array]]:
 
 
 def _steps(path: dict[int, Array]) -> dict[int, float]:
-    """How far a prototype moved at each stage after its first, by its length then."""
+    """How far a prototype moved at each stage after its first, relative to its length then."""
     return {now: _away(path[now], path[last]) for last, now in pairwise(sorted(path))}
 
 
 def _away(one: Array, other: Array) -> float:
-    """The distance in parts of the other's length."""
+    """The distance relative to the other's length."""
     return float(np.linalg.norm(one - other)) / max(float(np.linalg.norm(other)), 1e-12)
 
 
 def _ancestry(group: Group) -> Table | None:
-    """When each prototype was made, and what each later stage did to it."""
+    """When each prototype was created, and how each later stage changed it."""
     paths = _paths(group)
     if not paths:
         return None
@@ -142,7 +142,7 @@ def _fate(stage: int, first: int, moved: float, again: bool) -> str:
 
 
 def _lineage(group: Group, name: str) -> Picture | None:
-    """How far each prototype is from where it began, after each stage."""
+    """The distance of each prototype from its start, after each stage."""
     paths = {kind: path for kind, path in _paths(group).items() if len(path) > 1}
     moved = [away for path in paths.values() for away in _steps(path).values()]
     if all(away < STILL for away in moved):
@@ -257,7 +257,7 @@ def _alike(groups: Sequence[Group]) -> bool:
 
 
 def _side_by_side(groups: Sequence[Group], name: str) -> Picture:
-    """A line for each run, as ablations and sensitivity are printed (Tables 2 to 5)."""
+    """One line per run, as in printed ablations and sensitivity (Tables 2 to 5)."""
     tables = [_accuracies(group) for group in groups]
     columns = sorted({key for table in tables for key in table})
     cells = np.array([[table.get(key, math.nan) for key in columns] for table in tables])

@@ -1,6 +1,6 @@
-"""A live report of running runs, served to this machine alone; it reads the record, nothing else.
+"""Serves a live report of running runs on this machine; reads only the record.
 
-A run knows nothing of it and never waits for it. The page is the report itself, rendered again when
+A run does not know about it and never waits for it. The page is the report itself, rendered again
 a record grows, is cut by a resume, or appears; a server-sent event informs the browser.
 """
 
@@ -27,29 +27,29 @@ from atoll.runs.result import runs_in
 __all__ = ["HOST", "Watch", "serve"]
 
 HOST = "127.0.0.1"
-NAMES = (HOST, "localhost")  # a page of another name may not read this one through the browser
+NAMES = (HOST, "localhost")  # other sites' pages may not read this one through the browser
 FILES = (
     "config.toml", "facts.json", "events.jsonl", "times.jsonl", "looks.jsonl", "result.json",
     "answer.json", FAILURE,
 )  # fmt: skip
-MAIN = '<main id="main" tabindex="-1">'  # where the content of a page begins
-BEAT = 15.0  # seconds after which a silent line is shown to be alive
+MAIN = '<main id="main" tabindex="-1">'  # start of the content of a page
+BEAT = 15.0  # seconds of silence after which a line shows that the connection is alive
 
 
 @dataclass
 class Watch:
-    """Some folders, the page made of them last, and those who wait for the next one."""
+    """The watched folders, their last page, and clients waiting for the next one."""
 
     folders: Sequence[Path]
-    pause: float = 0.5  # seconds between looks at the folders, at least
-    version: str = ""  # of the page; another one after the watch was started again
+    pause: float = 0.5  # minimum seconds between checks of the folders
+    version: str = ""  # version of the page; differs after a restart
     html: str = ""
     ended: bool = False
     changed: threading.Condition = field(default_factory=threading.Condition)
     _stamp: tuple[Any, ...] | None = None
 
     def look(self) -> bool:
-        """Make the page anew if a record has changed; whether it was."""
+        """Render the page again if a record has changed; returns whether it was rendered."""
         homes = [home for folder in self.folders for home in runs_in(folder)]
         stamp = tuple(_stamps(homes))
         if stamp == self._stamp:
@@ -58,10 +58,10 @@ class Watch:
             html = page.page(tables.gather(homes)) if homes else self._waiting()
             kind = "report" if homes else "waiting"
             self._stamp = stamp
-        except UserError as error:  # a damaged file: it stays so until it changes
+        except UserError as error:  # a damaged file: unchanged until it is written again
             words = f"The record cannot be read: {error.what} ({error.where}); {error.remedy}."
             html, kind, self._stamp = self._waiting(words), "waiting", stamp
-        except Exception:  # a resume may be cutting the record just now: the next look will see
+        except Exception:  # a resume may be truncating the record: the next check will see
             if self.html:
                 return False
             html, kind = self._waiting("The record cannot be read just now."), "waiting"
@@ -79,7 +79,7 @@ class Watch:
         return _template("waiting.html").render(words=words, style=style)
 
     def keep_looking(self) -> None:
-        """Look again and again; a page that takes long to make is made less often."""
+        """Check repeatedly; a page that takes long to render is rendered less often."""
         while not self.ended:
             began = time.monotonic()
             self.look()
@@ -98,7 +98,7 @@ class Watch:
 
 
 def _stamps(homes: Sequence[Path]) -> Iterator[tuple[str, str, int, int]]:
-    """What changes with the records: sizes and times of their files, and whether one is written."""
+    """The sizes and times of the records' files, and whether one is being written."""
     for home in homes:
         for name in FILES:
             with contextlib.suppress(OSError):
@@ -113,7 +113,7 @@ def _template(name: str) -> Template:
 
 
 def _live(html: str, version: str, kind: str, runs: Sequence[Progress]) -> str:
-    """The report with the progress of the runs at its top, and a script that keeps it fresh."""
+    """The report with the progress of the runs on top, and a script that updates it."""
     body = html.replace("<body>", f'<body data-version="{version}" data-kind="{kind}">', 1)
     if runs:
         panel = _template("progress.html").render(runs=runs)
@@ -123,14 +123,14 @@ def _live(html: str, version: str, kind: str, runs: Sequence[Progress]) -> str:
 
 
 def _summary(runs: Sequence[Progress]) -> str:
-    """How many runs are in which state."""
+    """The number of runs in each state."""
     states = [run.state for run in runs]
     counts = [f"{states.count(state)} {state}" for state in STATES if state in states]
     return ", ".join(counts) or "waiting for a run"
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers two addresses, to this machine."""
+    """Serves two addresses to this machine."""
 
     watch: Watch
     protocol_version = "HTTP/1.1"
@@ -168,14 +168,14 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(line.encode())
                 self.wfile.flush()
         except OSError:
-            return  # the reader has gone
+            return  # the client has disconnected
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing is printed for each request."""
 
 
 def serve(watch: Watch, port: int, ready: Callable[[str], None]) -> None:
-    """Serve the page until Ctrl-C; `ready` is told its address."""
+    """Serve the page until Ctrl-C; `ready` receives its address."""
     handler = type("Handler", (_Handler,), {"watch": watch})
     try:
         server = ThreadingHTTPServer((HOST, port), handler)

@@ -1,6 +1,6 @@
-"""Runs without the test results that an answer withholds: the page does not show them.
+"""Runs without the test results that an answer withholds, for the page.
 
-The record on this machine stays complete; only what the page is made of is smaller.
+The record on this machine stays complete; only the input of the page is reduced.
 """
 
 from collections.abc import Mapping, Sequence

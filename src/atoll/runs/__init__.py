@@ -1,1 +1,1 @@
-"""A config goes in, a record comes out: stages, rounds, scores, resume."""
+"""Runs a config and writes its record: stages, rounds, scores, resume."""

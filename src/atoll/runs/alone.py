@@ -1,4 +1,4 @@
-"""Federations of one: the same method and budget at one site, and with the rows of all sites."""
+"""Federations with one site: the same method and budget with one site's rows, or all rows."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -27,12 +27,12 @@ __all__ = ["alone_parts", "pooled_parts", "train_parts"]
 
 Array = np.ndarray[Any, Any]
 _NONE = np.empty(0, dtype=np.int64)
-READS_OWN = "columns"  # the split of methods that read the columns of one site alone
-EACH = "_each"  # how options end that have a value for each client
+READS_OWN = "columns"  # the split for methods that read the columns of one site alone
+EACH = "_each"  # suffix of options with one value per client
 
 
 def alone_parts(parts: Parts, id: str) -> Parts:
-    """The parts of a federation of one site: its rows and columns, the classes and tasks of all.
+    """The parts of a federation of one site, with the classes and tasks of the whole federation.
 
     Method, options, seed and rounds stay. Random streams are named after the site, so without an
     exchange it computes what it computes in the federation, bit for bit.
@@ -43,7 +43,7 @@ def alone_parts(parts: Parts, id: str) -> Parts:
 
 
 def _of_one(config: RunConfig, place: int, count: int) -> RunConfig:
-    """The config of a federation of one; lists with a value for each client keep this site's."""
+    """The config of a federation of one site; per-client lists keep only this site's value."""
     method = dict(config.method)
     for name, value in config.method.items():
         if name.endswith(EACH) and isinstance(value, list | tuple) and len(value) == count:
@@ -57,12 +57,12 @@ def _of_one(config: RunConfig, place: int, count: int) -> RunConfig:
         attribution=False,
         looks=False,
         checkpoints=True,
-        checkpoint_seconds=1e9,  # at the end alone
+        checkpoint_seconds=1e9,  # test only at the end
     )
 
 
 def _scenario_of_one(scenario: Scenario, id: str, reads_own: bool) -> Scenario:
-    """The scenario of one site, without stages before it joins.
+    """The scenario of one site, without the stages before it joins.
 
     Its columns are all common, as no site lacks one: a method for common columns reads all that the
     site has. A method that also reads own columns does so in any case, and keeps the division.
@@ -85,10 +85,10 @@ def _scenario_of_one(scenario: Scenario, id: str, reads_own: bool) -> Scenario:
 
 
 def pooled_parts(parts: Parts) -> Parts:
-    """The parts of a federation of one site that has the rows and columns of all.
+    """The parts of a federation of one site that has the rows and columns of all sites.
 
-    It is trained for as many rounds and epochs as the run. Where parties hold columns, one network
-    as wide as that of one party reads all of them, so the parties together have more units.
+    It trains for as many rounds and epochs as the run. If parties have different columns, one
+    network as wide as that of one party reads all of them, so the parties together have more units.
     """
     config = _of_one(parts.config, 0, len(parts.scenario.clients))
     config = dataclasses.replace(config, method=config.method | _network_of_parties(parts))
@@ -97,9 +97,9 @@ def pooled_parts(parts: Parts) -> Parts:
 
 
 def _network_of_parties(parts: Parts) -> dict[str, str]:
-    """The kind of network that all parties have, if it follows from the shape of their columns.
+    """The network that all parties share, if the method derives it from the shape of their columns.
 
-    A whole image has another shape than its parts, and would be read by another network.
+    A whole image has another shape than its parts, so the method would choose another network.
     """
     method = methods.load(str(parts.config.method["name"]))
     follows = get_type_hints(method.options).get("network") == NetName
@@ -137,12 +137,12 @@ def _pooled(scenario: Scenario, dataset: Dataset, reads_own: bool) -> Scenario:
 
 
 def _all(several: Iterable[Array]) -> Array:
-    """Numbers of several parts, each once, in ascending order."""
+    """The sorted unique numbers of several parts."""
     return np.unique(np.concatenate([_NONE, *several]))
 
 
 def _known(dataset: Dataset, columns: Array) -> Array:
-    """The columns that every row has a value of; own tables fill in what is missing."""
+    """The columns that have a value in every row; own tables impute missing values."""
     if dataset.layout is not None:
         return columns
     return columns[~np.isnan(dataset.x[:, columns]).any(0)]
@@ -151,7 +151,7 @@ def _known(dataset: Dataset, columns: Array) -> Array:
 def train_parts(
     parts: Parts, folder: Path, open_engine: "OpenEngine", stopping: Callable[[], bool]
 ) -> Tensors:
-    """Run some parts in a folder of their own; the states of clients and server at the end."""
+    """Run some parts in a separate folder; return the final states of clients and server."""
     with (
         Record.create(folder, to_toml(parts.config), facts(parts)) as record,
         open_engine(parts, lambda: dataclasses.replace(parts), folder) as engine,

@@ -1,8 +1,8 @@
-"""The answer of finished runs: computes it, writes it to `answer.json`, reads it again.
+"""Computes the answer of finished runs, writes it to `answer.json` and reads it.
 
-One run has its answer in its own folder; the seeds of one config have one in the folder above. The
-file is derived from the record like `result.json`. It has a digest of its own and those of the
-events that it comes from, so that a changed or outdated file is refused.
+The answer of a single run is in the run's folder; the answer over seeds is in the parent folder.
+The file is derived from the record, like `result.json`. It contains its digest and those of the
+events it depends on, so that atoll refuses a changed or outdated file.
 """
 
 import json
@@ -41,7 +41,7 @@ ONE_NETWORK = (
 
 
 def answer_folder(runs: Sequence[Path]) -> Path:
-    """Where the answer of some runs is: in the folder of one run, else in the one above all."""
+    """The folder of the answer: that of a single run, else the parent folder of all runs."""
     if len(runs) == 1:
         return runs[0]
     above = {folder.resolve().parent for folder in runs}
@@ -57,13 +57,13 @@ def write_answer(
     watch: Callable[[str], None] = lambda words: None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Compute the answer of finished runs that differ in their seed, and write it.
+    """Compute and write the answer of finished runs that differ only in their seed.
 
-    `open_engine` gives the engine of a name; `watch` receives a description of each step.
+    `open_engine` returns the engine with a name; `watch` receives a description of each step.
     """
     home = answer_folder(folders)
     runs = [Run(folder) for folder in folders]
-    with suppress(UserError):  # a damaged answer is computed again
+    with suppress(UserError):  # recompute a damaged answer
         existing = read_answer(home, runs)
         if existing is not None:
             return existing
@@ -86,7 +86,7 @@ def write_answer(
 
 
 def write_assembled(folder: Path, body: dict[str, Any]) -> dict[str, Any]:
-    """Write the answer of one finished run that was assembled from what its sites release."""
+    """Write the answer of one finished run, assembled from what its sites release."""
     run, config = Run(folder), recorded(folder)
     body["notes"] += _notes(config, run, body)
     return _write(folder, plain(_head([config], [run], run.headline) | body))
@@ -95,9 +95,9 @@ def write_assembled(folder: Path, body: dict[str, Any]) -> dict[str, Any]:
 def own_answer(
     folder: Path, parts: Parts, variant: str, outcomes: Mapping[str, Outcome], sharing: int
 ) -> dict[str, bytes]:
-    """The files of the answer that a site keeps for itself: nothing is withheld or rounded.
+    """The answer files that a site keeps private: without withheld or rounded values.
 
-    `sharing` is the number of sites whose intervals have the level together.
+    `sharing` is the number of sites that share the level of the intervals.
     """
     margin = parts.config.report_options().margin / 100
     seeds = {id: [one] for id, one in outcomes.items()}
@@ -107,7 +107,7 @@ def own_answer(
 
 
 def _head(configs: Sequence[RunConfig], runs: Sequence[Run], variant: str) -> dict[str, Any]:
-    """What the answer is about."""
+    """The metadata of an answer."""
     return {
         "format": FORMAT,
         "seeds": [config.seed for config in configs],
@@ -118,7 +118,7 @@ def _head(configs: Sequence[RunConfig], runs: Sequence[Run], variant: str) -> di
 
 
 def _notes(config: RunConfig, run: Run, body: Mapping[str, Any]) -> list[str]:
-    """Further differences of the joined model to the others, and which rows are pooled."""
+    """Further comparisons of the joined model, and which rows are pooled."""
     notes = []
     if (
         config.scale == "global"
@@ -136,7 +136,7 @@ def _notes(config: RunConfig, run: Run, body: Mapping[str, Any]) -> list[str]:
 
 
 def _events(run: Run) -> str:
-    """The digest of a run's events; empty for a run of an older format."""
+    """The digest of a run's events; empty for older formats."""
     extent = run.integrity.files.get("events.jsonl")
     return extent.digest if extent else ""
 
@@ -147,13 +147,13 @@ def _write(home: Path, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _content(body: dict[str, Any]) -> bytes:
-    """An answer as its file has it, with a digest."""
+    """The content of an answer file, with its digest."""
     whole = body | {"digest": digest(json.dumps(body, sort_keys=True).encode())}
     return json.dumps(whole, indent=1, allow_nan=False).encode() + b"\n"
 
 
 def _refuse_different(configs: Sequence[RunConfig], folders: Sequence[Path]) -> None:
-    """Refuse runs that differ in more than the seed."""
+    """Refuse runs that differ in other options than the seed."""
     first = vars(configs[0])
     for config, folder in zip(configs[1:], folders[1:], strict=True):
         keys = [
@@ -177,7 +177,7 @@ def _outcomes(
     loaded: dict[str, Dataset],
     hooks: tuple[Callable[[str], None], Callable[[], bool]],
 ) -> Mapping[str, Outcome]:
-    """The outcomes of one run, kept in its folder."""
+    """The outcomes of one run, cached in its folder."""
     watch, stopping = hooks
     with deterministic_torch(config.engine_options().deterministic):
         run_parts = parts(config, loaded)

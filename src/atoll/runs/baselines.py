@@ -1,7 +1,7 @@
-"""Simple models that a site can train by itself: class shares and two classifiers.
+"""Simple models that a site can train alone: class shares and two classifiers.
 
-Each predicts the logarithm of a probability for every class; minus infinity for classes that the
-site has no training row of. In regression: the mean of the labels and two regressors.
+Each predicts the log-probability of every class; minus infinity for classes without a training
+row at the site. In regression: the mean of the labels and two regressors.
 """
 
 import warnings
@@ -18,20 +18,20 @@ __all__ = ["class_shares", "classifiers", "regressors"]
 
 Array = np.ndarray[Any, Any]
 Matrix = Any  # (rows, columns), dense or sparse
-WIDEST = 3_000  # columns times trees of an iteration, up to which trees are grown
-MOST = 200_000_000  # numbers in the training rows up to which a classifier is trained
-THREADS = 1  # small trees wait for threads far longer than they save, above all on a busy machine
+WIDEST = 3_000  # maximum of columns times trees per iteration for growing trees
+MOST = 200_000_000  # maximum of numbers in the training rows for training a classifier
+THREADS = 1  # for small trees, thread overhead exceeds the gain, above all on a busy machine
 
 
 def class_shares(y: Array, classes: int, rows: int) -> Array:
-    """The shares of classes among training labels, as log-probabilities: (rows, classes)."""
+    """The class shares of training labels as log-probabilities: (rows, classes)."""
     with np.errstate(divide="ignore"):
         shares = np.log(np.bincount(y, minlength=classes) / len(y))
     return np.tile(shares, (rows, 1))
 
 
 def classifiers(x: Matrix, y: Array, test: Matrix, classes: int) -> dict[str, Array | str]:
-    """For each classifier the log-probabilities of test rows, or why it is skipped."""
+    """For each classifier, the log-probabilities of test rows or the reason why it is skipped."""
     results: dict[str, Array | str] = {}
     for name, make in ((LOGISTIC, _logistic), (BOOSTING, _boosting)):
         reason = _obstacle(name, x, classes)
@@ -40,7 +40,7 @@ def classifiers(x: Matrix, y: Array, test: Matrix, classes: int) -> dict[str, Ar
 
 
 def _obstacle(name: str, x: Matrix, classes: int) -> str:
-    """Why a classifier is not trained; empty where it is."""
+    """The reason why a classifier is not trained; empty if it is."""
     numbers = x.nnz if sparse.issparse(x) else x.size
     if numbers > MOST:
         return f"the training rows have more than {MOST:,} numbers"
@@ -55,14 +55,14 @@ def _obstacle(name: str, x: Matrix, classes: int) -> str:
 def _predicted(
     make: Callable[[bool], Any], x: Matrix, y: Array, test: Matrix, classes: int
 ) -> Array:
-    """Train on some rows, predict others."""
+    """Train on some rows and predict others."""
     seen = np.unique(y)
     if len(seen) == 1:
         return class_shares(y, classes, test.shape[0])
     model = make(not sparse.issparse(x))
     limits = threadpool_limits(THREADS)
     with warnings.catch_warnings(), np.errstate(all="ignore"), limits:
-        warnings.simplefilter("ignore")  # an optimiser that stops at its limit is good enough
+        warnings.simplefilter("ignore")  # a solver that stops at its iteration limit is good enough
         model.fit(x, y)
         outputs = np.full((test.shape[0], classes), -np.inf)
         outputs[:, seen] = np.log(model.predict_proba(test))
@@ -70,8 +70,8 @@ def _predicted(
 
 
 def _logistic(dense: bool) -> Any:
-    """Logistic regression with an L2 penalty, on columns of equal variance."""
-    # scikit-learn takes a second to import
+    """Logistic regression with an L2 penalty on standardised columns."""
+    # importing scikit-learn takes a second
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
     from sklearn.pipeline import make_pipeline  # noqa: PLC0415
     from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
@@ -87,7 +87,7 @@ def _boosting(dense: bool) -> Any:
 
 
 def regressors(x: Matrix, y: Array, test: Matrix) -> dict[str, Array | str]:
-    """The mean of the labels and each regressor: predictions (rows, 1), or why it is skipped."""
+    """Predictions (rows, 1) of the label mean and each regressor, or why a regressor is skipped."""
     results: dict[str, Array | str] = {MEAN: np.full((test.shape[0], 1), y.mean())}
     for name, make in ((RIDGE, _ridge), (BOOSTING, _boosted_numbers)):
         reason = _obstacle(name, x, 1)
@@ -102,7 +102,7 @@ def regressors(x: Matrix, y: Array, test: Matrix) -> dict[str, Array | str]:
 
 
 def _ridge() -> Any:
-    """Ridge regression on columns of equal variance; leave-one-out chooses the penalty."""
+    """Ridge regression on standardised columns; leave-one-out selects the penalty."""
     from sklearn.linear_model import RidgeCV  # noqa: PLC0415
     from sklearn.pipeline import make_pipeline  # noqa: PLC0415
     from sklearn.preprocessing import StandardScaler  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""A run's config: a TOML file or a preset, with changes, as frozen options."""
+"""The config of a run: a TOML file or a preset with changes, as frozen options."""
 
 import dataclasses
 import json
@@ -109,12 +109,12 @@ class RunConfig:
     checkpoint_seconds: NotNegative = 20.0  # minimum time between checkpoints; 0: after every round
 
     def options(self) -> Any:
-        """The method's options."""
+        """The options of the method."""
         name = self.method["name"]
         chosen = {key: value for key, value in self.method.items() if key != "name"}
         for key in chosen.keys() & MOVED.get(name, {}).keys():
             value = chosen.pop(key)
-            if value != MOVED[name][key][0]:  # records have options that nobody set
+            if value != MOVED[name][key][0]:  # a record includes defaults
                 where, remedy = f"[method] {key}", MOVED[name][key][1]
                 raise UserError(f"'{name}' has no option '{key}' any more", where, remedy)
         return build(methods.load(name).options, chosen, "[method]")
@@ -129,15 +129,15 @@ class RunConfig:
         return splits.options_of(self.scenario, "[scenario]")
 
     def model_options(self) -> ModelOptions:
-        """The network's options."""
+        """The options of the network."""
         return build(ModelOptions, self.model, "[model]")
 
     def public_options(self) -> PublicOptions:
-        """The public data's options."""
+        """The options of the public data."""
         return build(PublicOptions, self.public, "[public]")
 
     def engine_options(self) -> EngineOptions:
-        """The engine's options."""
+        """The options of the engine."""
         options = build(EngineOptions, self.engine, "[engine]")
         if options.deterministic and options.tune:
             what = "engine.tune chooses kernels by timing, which engine.deterministic rules out"
@@ -145,11 +145,11 @@ class RunConfig:
         return options
 
     def robust_options(self) -> RobustOptions:
-        """Protection against a site that sends wrong answers."""
+        """The options that protect against sites with wrong answers."""
         return build(RobustOptions, self.robust, "[robust]")
 
     def report_options(self) -> ReportOptions:
-        """What decides whether joining helps."""
+        """The options that decide whether joining helps."""
         return build(ReportOptions, self.report, "[report]")
 
 
@@ -167,11 +167,11 @@ MOVED: dict[str, dict[str, tuple[Any, str]]] = {
     },
 }
 TABLES = ("data", "scenario", "model", "public", "method", "engine", "robust", "report")
-NAMED = ("data", "public", "method")  # tables that may be given by a name alone
+NAMED = ("data", "public", "method")  # tables that a bare name can replace
 
 
 def presets() -> dict[str, Path]:
-    """The named runs that come with the package."""
+    """The named runs in the package."""
     folder = Path(str(files("atoll") / "presets"))
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
@@ -191,7 +191,7 @@ def read(what: str) -> dict[str, Any]:
 
 
 def _file_name(words: str) -> str:
-    """A name that may be part of a file's name."""
+    """A name in which every character is valid in a file name."""
     return re.sub(r"[^\w.+=-]+", "-", words)
 
 
@@ -205,15 +205,15 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def place(key: str, values: Mapping[str, Any]) -> str:
-    """Where a short key belongs: `clients` is scenario.clients, `rate` is method.rate."""
+    """The full key of a short key: `clients` is scenario.clients, `rate` is method.rate."""
     fields = {f.name for f in dataclasses.fields(RunConfig)}
     if "." in key or key in fields:
         return key
     method, names = _method_name(values), _options_by_table(values)
     homes = [table for table, known in names.items() if key in known]
     if len(homes) > 1 and key not in _used_split_options(values):
-        homes = [home for home in homes if home != "scenario"]  # no option of this run's split
-    homes = homes or ["method"] * (key in MOVED.get(method, {}))  # its error has the remedy
+        homes = [home for home in homes if home != "scenario"]  # not an option of this run's split
+    homes = homes or ["method"] * (key in MOVED.get(method, {}))  # this error contains the remedy
     if len(homes) == 1:
         return f"{homes[0]}.{key}"
     if homes:
@@ -223,7 +223,7 @@ def place(key: str, values: Mapping[str, Any]) -> str:
 
 
 def _options_by_table(values: Mapping[str, Any]) -> dict[str, set[str]]:
-    """The names of options in each table of a config."""
+    """The option names of each table of a config."""
     tables: list[tuple[str, type]] = [
         ("method", methods.load(_method_name(values)).options),
         ("model", ModelOptions), ("engine", EngineOptions), ("robust", RobustOptions),
@@ -234,7 +234,7 @@ def _options_by_table(values: Mapping[str, Any]) -> dict[str, set[str]]:
 
 
 def _nearest_option(key: str, values: Mapping[str, Any], in_file: bool) -> str:
-    """What to do about an unknown option; in a file, its name with that of its table."""
+    """The remedy for an unknown option: the nearest name, in a file with its table."""
     fields = [field.name for field in dataclasses.fields(RunConfig)]
     homes = {name: name for name in fields}
     own = {field.name: f"data.{field.name}" for field in dataclasses.fields(TableOptions)}
@@ -250,7 +250,7 @@ def _nearest_option(key: str, values: Mapping[str, Any], in_file: bool) -> str:
 
 
 def _split_options(values: Mapping[str, Any]) -> set[str]:
-    """The options of the split that the values name, where it is a plug-in."""
+    """The options of the split in the values, if it is a plug-in."""
     scenario = values.get("scenario", {})
     name = str(scenario.get("split", "")) if isinstance(scenario, Mapping) else ""
     foreign = name not in splits.names() and splits.exists(name)
@@ -258,7 +258,7 @@ def _split_options(values: Mapping[str, Any]) -> set[str]:
 
 
 def _used_split_options(values: Mapping[str, Any]) -> set[str]:
-    """The options of the split that a run of these values has; of all splits if unknown."""
+    """The options of the split that these values select; of all splits if it is unknown."""
     scenario, data = values.get("scenario", {}), values.get("data", {})
     data_options = data if isinstance(data, Mapping) else {}
     usual = _default_split(data_options, methods.load(_method_name(values)).split)
@@ -272,7 +272,7 @@ def _method_name(values: Mapping[str, Any]) -> str:
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """key=value with the value as TOML; a bare word is a string."""
+    """Parse key=value with a TOML value; a bare word is a string."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise UserError(f"'{text}' is not key=value", "--set", "write for example --set rounds=20")
@@ -283,7 +283,7 @@ def assignment(text: str) -> tuple[str, Any]:
 
 
 def change(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with some changed; a dotted key goes into a table."""
+    """Apply changes to the values; a dotted key changes an entry of a table."""
     changed = {
         k: {"name": v} if k in NAMED and isinstance(v, str) else v for k, v in values.items()
     }
@@ -304,9 +304,9 @@ def change(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _remaining_options(scenario: Any, split: Any, changes: Mapping[str, Any]) -> Any:
-    """The options of a scenario that stay when another split is chosen.
+    """The scenario options that remain when the split changes.
 
-    An option that the new split lacks goes, unless it is among the changes: then it is an error.
+    Drops options that the new split lacks; raises an error if one is among the changes.
     """
     if not isinstance(scenario, dict) or not splits.exists(str(split)):
         return scenario
@@ -316,12 +316,12 @@ def _remaining_options(scenario: Any, split: Any, changes: Mapping[str, Any]) ->
 
 
 def resolve(values: Mapping[str, Any], where: str) -> RunConfig:
-    """The whole config, every option checked and every default written out."""
+    """Resolve the whole config: check every option and fill in all defaults."""
     for key in values:
         if key not in {field.name for field in dataclasses.fields(RunConfig)}:
             raise UserError(f"unknown option '{key}'", where, _nearest_option(key, values, True))
     config = build(RunConfig, change(dict(values), {}), where)
-    if not re.fullmatch(r"[\w.+= -]*\w", config.name):  # it becomes a folder's name
+    if not re.fullmatch(r"[\w.+= -]*\w", config.name):  # it becomes a folder name
         remedy = "use letters, digits and - _ . + =, and end with a letter or digit"
         raise UserError(f"a run cannot be called '{config.name}'", where, remedy)
     if "name" not in config.method:
@@ -354,19 +354,19 @@ def resolve(values: Mapping[str, Any], where: str) -> RunConfig:
 
 
 def _default_split(data: Mapping[str, Any], usual: str) -> str:
-    """The split of a run that names none: that of its own files, else the method's usual one."""
+    """The default split of a run: that of its own files, else the usual split of the method."""
     if "files" in data and "text" not in data:
         return "files"
-    if "images" in data and usual in ("columns", "rows"):  # images come with their sites
+    if "images" in data and usual in ("columns", "rows"):  # images come with sites
         return "domains"
     if "files" in data and usual in ("tasks", "columns"):
         return "streams"
     columns = usual != "columns" or kind_of(str(data.get("name", ""))) not in ("image", "text")
-    return usual if columns else "rows"  # images and texts have no columns to deal out
+    return usual if columns else "rows"  # images and texts have no columns to split
 
 
 def _written(options: Any) -> dict[str, Any]:
-    """Options as plain values, the unset left out."""
+    """Options as plain values, without unset ones."""
     return {
         option.name: _plain(getattr(options, option.name))
         for option in describe(type(options))
@@ -379,7 +379,7 @@ def _plain(value: Any) -> Any:
 
 
 def to_toml(config: RunConfig) -> str:
-    """The config as a TOML file that gives the same run again."""
+    """Write the config as a TOML file that reproduces the run."""
     plain, tables = [], []
     for name, value in dataclasses.asdict(config).items():
         if isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""Converts the config of an older run folder to the present options when it is read.
+"""Converts the config of an older run folder to the current options when atoll reads it.
 
-`facts.json` holds the format of a folder. CONFIGS lists the conversions from each format to the
+`facts.json` contains the format of a folder. CONFIGS lists the conversions from each format to the
 next; the files stay as they are. To rename an option, append a function to the last entry. It takes
-and returns the values of config.toml. It leaves values alone that already have the new spelling:
+and returns the values of config.toml. It leaves values in the new spelling unchanged:
 releases between two formats wrote some.
 """
 
@@ -22,7 +22,7 @@ OTHERS = 12  # faults of FedSeIT's published code beside `tests`
 
 
 def faults_as_replacement(values: dict[str, Any]) -> dict[str, Any]:
-    """FedSeIT's options `profile` and `faults` became the run's `replace`."""
+    """Replace FedSeIT's options `profile` and `faults` with the run's `replace`."""
     method = dict(values.get("method", {}))
     profile, faults = method.pop("profile", "default"), method.pop("faults", [])
     if method.get("name") != "fedseit":
@@ -43,9 +43,9 @@ def faults_as_replacement(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def options_of_one_split(values: dict[str, Any]) -> dict[str, Any]:
-    """A scenario recorded the options of all splits, and a split ignored those of the others.
+    """Remove the options of other splits, which older records list although the split ignored them.
 
-    Own texts were dealt by `tasks`, and own tables of parties ignored `clients`.
+    Own texts used `tasks`, and own tables of parties ignored `clients`.
     """
     data, scenario = values.get("data"), values.get("scenario")
     if not isinstance(data, dict) or not isinstance(scenario, dict):
@@ -61,7 +61,7 @@ def options_of_one_split(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def oracle_as_replacement(values: dict[str, Any]) -> dict[str, Any]:
-    """V-LETO's `fil_eval = "label_oracle"` became the run's `replace`; elsewhere it did nothing."""
+    """Replace V-LETO's `fil_eval = "label_oracle"` with `replace`; it had no other effect."""
     method = dict(values.get("method", {}))
     if method.get("fil_eval") != "label_oracle":
         return values
@@ -79,7 +79,7 @@ CONFIGS: Mapping[int, tuple[Conversion, ...]] = {  # from this format to the nex
 
 
 def convert_config(values: dict[str, Any], version: int, where: str) -> dict[str, Any]:
-    """The values of a config.toml of this format, as the present release spells them."""
+    """The values of a config.toml of this format in the current spelling."""
     if version > FORMAT:
         what = f"a newer release wrote this run: format {version}, this one reads up to {FORMAT}"
         raise UserError(what, where, "upgrade atoll, or use the release in facts.json")

@@ -1,4 +1,4 @@
-"""A first config for the user's own data, with a comment on every line that may be changed."""
+"""Drafts a config for the user's data, with a comment on every line that the user may change."""
 
 import json
 import re
@@ -49,13 +49,13 @@ class Wish:
 
     @property
     def paths(self) -> list[list[str]]:
-        """The files of each site or party, one for each stage."""
+        """The files of each site or party, one per stage."""
         return [file.partition("=")[2].split(",") if "=" in file else [file] for file in self.files]
 
 
 def draft(wish: Wish, suggestions: Sequence[Suggestion] = (), problem: str = "") -> str:
     """The text of a run.toml; `problem` is the error of `atoll inspect`."""
-    methods.load(wish.method)  # an unknown one is refused with the nearest
+    methods.load(wish.method)  # unknown values are refused with the nearest name
     staged = bool(wish.stage) or any("," in file for file in wish.files if "=" in file)
     lines = [
         "# Written by atoll init. Check it with atoll inspect, then start atoll run.",
@@ -81,7 +81,7 @@ def draft(wish: Wish, suggestions: Sequence[Suggestion] = (), problem: str = "")
 
 
 def _data(wish: Wish) -> list[str]:
-    """The lines that describe the data."""
+    """The lines for the data."""
     key = "images" if wish.images else "files"
     lines = _parties(wish) if wish.parties else [f"{key} = {_files(wish.files)}"]
     if wish.id:
@@ -98,7 +98,7 @@ def _data(wish: Wish) -> list[str]:
 
 
 def _parties(wish: Wish) -> list[str]:
-    """The files of parties, and how their rows match."""
+    """The files of parties, and how to match their rows."""
     files = [path if len(path) > 1 else path[0] for path in wish.paths]
     index = 'index = "aligned"   # the folder that atoll align writes'
     if wish.aligned:
@@ -124,7 +124,7 @@ def _method(wish: Wish) -> list[str]:
 
 
 def _entries(suggestions: Sequence[Suggestion]) -> list[str]:
-    """One line for each option: active if all its entries are safe, else commented out."""
+    """One line per option: active if all its entries are safe, else commented out."""
     by_option: dict[str, list[Suggestion]] = {}
     for one in suggestions:
         by_option.setdefault(one.option, []).append(one)
@@ -147,7 +147,7 @@ def _entries(suggestions: Sequence[Suggestion]) -> list[str]:
 
 
 def _ignored(suggestions: Sequence[Suggestion]) -> list[str]:
-    """The columns to exclude, in one list; those that the user decides on are commented out."""
+    """The columns to exclude, in one list; columns that need a decision are commented out."""
     active, reason = _excluded([suggestion for suggestion in suggestions if suggestion.safe])
     commented, question = _excluded([one for one in suggestions if not one.safe])
     if not commented:
@@ -162,7 +162,7 @@ def _ignored(suggestions: Sequence[Suggestion]) -> list[str]:
 
 
 def _excluded(suggestions: Sequence[Suggestion]) -> tuple[str, str]:
-    """Columns to exclude as TOML lists them, and why."""
+    """Columns to exclude, as a TOML list, with the reason."""
     names = dict.fromkeys(name for suggestion in suggestions for name in suggestion.entry)
     reasons = dict.fromkeys(one.why for one in suggestions)
     return ", ".join(in_toml(name) for name in names), _one_line("; ".join(reasons))
@@ -173,7 +173,7 @@ def _one_line(text: str) -> str:
 
 
 def _files(files: Sequence[str]) -> str:
-    """A list of files, or a table of sites with one file for each stage."""
+    """A list of files, or a table of sites with one file per stage."""
     if not any("=" in file for file in files):
         return in_toml(list(files))
     sites = []

@@ -1,4 +1,4 @@
-"""Executes a run: a config and an engine go in, a record comes out."""
+"""Executes a run from a config and an engine, and writes its record."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,8 +18,8 @@ from atoll.runs.result import Run, write_result
 
 __all__ = ["OpenEngine", "execute", "prepare"]
 
-# Opens an engine for the parts of a run. The second argument builds the same parts again, for an
-# engine that tries a few clients before the run; the third is the folder of the run.
+# Opens an engine for the parts of a run. The second argument rebuilds the same parts for an engine
+# that measures with a few clients before the run; the third is the folder of the run.
 OpenEngine = Callable[[Parts, Callable[[], Parts], Path], AbstractContextManager[Engine]]
 
 
@@ -33,9 +33,9 @@ def execute(  # noqa: PLR0913 - what a caller may set, by keyword
     stopping: Callable[[], bool] = lambda: False,
     loaded: dict[str, Dataset] | None = None,
 ) -> None:
-    """Run a config in a folder, or continue the run in it.
+    """Run a config in a folder, or continue the run in the folder.
 
-    `loaded` is filled with the data, so that several runs load them once.
+    `loaded` caches the data, so that several runs load them once.
     """
     data: dict[str, Dataset] = {} if loaded is None else loaded
     with deterministic_torch(config.engine_options().deterministic):
@@ -55,9 +55,9 @@ def prepare(
     data: dict[str, Dataset] | None = None,
     patience: float = 0.0,
 ) -> tuple[Parts, Record]:
-    """The parts of a run and its open record; every mistake is found before anything is written.
+    """The parts of a run and its open record; raises every config error before it writes anything.
 
-    The record is locked for this process; `patience`: seconds to wait for one that is locked.
+    This process locks the record; `patience`: seconds to wait for another process to release it.
     """
     if not patience:
         FolderLock.check(folder)

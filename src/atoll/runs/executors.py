@@ -1,4 +1,4 @@
-"""The executor of a run, from its options."""
+"""Creates the executor of a run from its options."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ __all__ = ["executor_for"]
 
 
 def executor_for(options: EngineOptions, folder: Path, rounds: int, parts: int = 1) -> Executor:
-    """The executor that a run's options ask for; `rounds`: how often jobs of one key recur."""
+    """The executor for a run's options; `rounds` is how often jobs with the same key recur."""
     keep = Path(options.keep) if options.keep else None
     return Executor(
         options.mode,

@@ -1,4 +1,4 @@
-"""The facts of a run: versions, machine and data, and who holds what."""
+"""The facts of a run: versions, machine, data, and the rows and columns of each client."""
 
 import platform
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["facts", "few_rows", "holdings", "same_data"]
 
-FEW = 5  # training rows of a client at a stage, below which the command warns
-FEW_OWN = 30  # the same for own files, where rows are those of real people
-MOST_SITES = 3  # that the warning names
-MOST_NAMES = 300  # a table with more columns is described by numbers alone
+FEW = 5  # below this number of training rows per client and stage the command warns
+FEW_OWN = 30  # the same for own files, whose rows often describe real people
+MOST_SITES = 3  # maximum number of clients in the warning
+MOST_NAMES = 300  # wider tables are described by numbers alone
 
 
 def facts(parts: "Parts") -> dict[str, Any]:
@@ -57,7 +57,7 @@ def facts(parts: "Parts") -> dict[str, Any]:
 
 
 def _public(parts: "Parts") -> dict[str, Any]:
-    """Which public images a run has, where its config names some."""
+    """The public images of a run, if its config names some."""
     if not parts.config.public:
         return {}
     public = parts.public
@@ -68,7 +68,7 @@ def _public(parts: "Parts") -> dict[str, Any]:
 
 
 def holdings(parts: "Parts") -> dict[str, Any]:
-    """Who holds what, in numbers and names of columns: rows by stage, test rows by task."""
+    """The data of each client, as numbers and column names: rows by stage, test rows by task."""
     scenario, dataset = parts.scenario, parts.dataset
     labels = dataset.columns if len(dataset.columns) <= MOST_NAMES else ()
     sites = {}
@@ -87,10 +87,10 @@ def holdings(parts: "Parts") -> dict[str, Any]:
 
 
 def few_rows(facts: Mapping[str, Any]) -> str:
-    """A warning where clients have very few training rows; empty where none has.
+    """A warning if clients have very few training rows; empty if none has.
 
-    A client that has not joined yet has none, and does not count. More clients than rows allow can
-    be asked for where rows are dealt out; the sites of own files are as they are.
+    Clients that have not joined yet do not count. The remedy differs: a split can have fewer
+    clients, but the sites of own files are fixed.
     """
     sites = facts["holdings"]["sites"]
     own_files = facts["data"]["name"].startswith("own ")
@@ -109,7 +109,7 @@ def few_rows(facts: Mapping[str, Any]) -> str:
 
 
 def same_data(parts: "Parts", recorded: Mapping[str, Any], where: str) -> None:
-    """Refuse to continue a run with other data."""
+    """Refuse to continue a run with different data."""
     if recorded.get("data", {}).get("fingerprint") != parts.dataset.fingerprint:
         raise UserError(
             f"the data of '{parts.dataset.name}' have changed since the run began",

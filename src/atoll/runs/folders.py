@@ -1,4 +1,4 @@
-"""Where runs live: the folders runs/NAME-N, and the run that a folder holds."""
+"""The folders of runs, runs/NAME-N, and the configs in them."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ __all__ = [
 
 @contextmanager
 def run_folder(name: str, chosen: Path | None, resume: bool) -> Iterator[Path]:
-    """The folder of a run: the one that was chosen, else the last of its name, else a new one."""
+    """The folder of a run: the given one, else the last of its name, else a new one."""
     if chosen is not None or resume:
         yield chosen or last_folder(name)
     else:
@@ -32,9 +32,9 @@ def run_folder(name: str, chosen: Path | None, resume: bool) -> Iterator[Path]:
 
 @contextmanager
 def fresh_folder(name: str) -> Iterator[Path]:
-    """The next folder runs/NAME-1, runs/NAME-2, ..., made now, so that no other process takes it.
+    """Create the next folder runs/NAME-1, runs/NAME-2, ... at once, to reserve it for this process.
 
-    A folder that is still empty at the end goes.
+    Removes the folder at the end if it is empty.
     """
     new = not Path("runs").exists()
     number = max((number for number, _ in _folders(name)), default=0) + 1
@@ -43,7 +43,7 @@ def fresh_folder(name: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        with suppress(OSError):  # a folder that is not empty stays
+        with suppress(OSError):  # keep a folder with files
             folder.rmdir()
             if new:
                 folder.parent.rmdir()
@@ -64,7 +64,7 @@ def _claimed(folder: Path) -> bool:
 
 
 def refuse_absent(folders: Iterable[Path]) -> None:
-    """Refuse to continue runs if none has left anything in its folder."""
+    """Refuse to continue runs if none of them has written to its folder."""
     every = list(folders)
     for folder in every:
         with disk_errors(folder):
@@ -75,7 +75,7 @@ def refuse_absent(folders: Iterable[Path]) -> None:
 
 
 def last_folder(name: str) -> Path:
-    """The newest folder runs/NAME-N that has something in it."""
+    """The newest folder runs/NAME-N with files in it."""
     folders = [one for one in _folders(name) if one[1].is_dir() and any(one[1].iterdir())]
     if not folders:
         raise UserError(
@@ -94,12 +94,12 @@ def _folders(name: str) -> list[tuple[int, Path]]:
 
 
 def recorded(folder: Path) -> RunConfig:
-    """The config that a run's folder was made with."""
+    """The config of the run in a folder."""
     return resolve(Run(folder).config, str(folder / "config.toml"))
 
 
 def refuse_other_config(config: RunConfig, folder: Path) -> None:
-    """Refuse to continue the run in a folder with another config; a folder may hold none yet."""
+    """Refuse to continue a run with another config; accepts a folder without a config."""
     with disk_errors(folder):
         if not (folder / "config.toml").exists():
             return
@@ -111,7 +111,7 @@ def refuse_other_config(config: RunConfig, folder: Path) -> None:
 
 
 def write_index(members: Sequence["Point"], folder: Path) -> None:
-    """Write sweep.json, which says where each point of a sweep is."""
+    """Write sweep.json, the folder of each point of a sweep."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     index = [{"folder": point.folder.name, "axes": point.axes} for point in members]

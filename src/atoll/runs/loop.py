@@ -27,30 +27,30 @@ __all__ = ["Engine", "Progress", "go"]
 
 
 class Engine(Transport, Protocol):
-    """A transport whose clients can be saved with the run.
+    """A transport that can save and restore its clients.
 
-    A place names a checkpoint. Where clients live elsewhere, their states stay there under that
-    name, and none of them is in what `states` returns.
+    A place identifies a checkpoint. Remote clients keep their states under that name, and `states`
+    does not return them.
     """
 
-    at_least: int  # clients that must answer, where a method can do without some; 0: all
+    at_least: int  # minimum number of answers, for methods that tolerate missing clients; 0: all
 
     def states(self, place: str) -> dict[str, Tensors]:
-        """The state of every client that is to be kept in the run's own checkpoint."""
+        """The states of the clients that belong in the run's own checkpoint."""
         ...
 
     def restore(self, states: Mapping[str, Tensors], place: str) -> None:
-        """Give every client the state back that it had at a place."""
+        """Restore the state of every client from a place."""
         ...
 
     def snapshots(self, moment: Moment) -> list[Snapshot]:
-        """The snapshots of the clients here at the end of a stage."""
+        """The snapshots of the local clients at the end of a stage."""
         ...
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a watcher of a run receives after each round."""
+    """The argument of a run's watcher after each round."""
 
     stage: int
     stages: int
@@ -61,7 +61,7 @@ class Progress:
 
 
 Watch = Callable[[Progress], None]
-SETTLED = 40  # rounds after which most of what a run keeps has been made
+SETTLED = 40  # rounds after which most long-lived objects exist
 
 
 @dataclass
@@ -85,7 +85,7 @@ class _Run:
 
     @cached_property
     def guard(self) -> Guard | None:
-        """The judge of answers; without packing all clients are trusted parts of this process."""
+        """Checks answers; None without packing, as all clients are then local and trusted."""
         options, scenario = self.config.robust_options(), self.parts.scenario
         if options.rule == "none" or not self.packing:
             return None
@@ -104,7 +104,7 @@ class _Run:
         )
 
     def settle(self) -> None:
-        """Write the last round into the record, unless that is done."""
+        """Write the last round to the record, if it is pending."""
         steps, self.open = self.open, ()
         for step in steps:
             step()
@@ -115,7 +115,7 @@ class _Run:
         return take() if take else lambda: None
 
     def save(self, stage: int, number: int, always: bool = False) -> None:
-        """A checkpoint: the next round is `number` of `stage`."""
+        """Save a checkpoint; the next round is `number` of `stage`."""
         due = time.monotonic() - self.saved >= self.config.checkpoint_seconds
         if not (due or always) or not self.config.checkpoints:
             return
@@ -128,7 +128,7 @@ class _Run:
         self.saved = time.monotonic()
 
     def _plausible(self, state: Tensors) -> Tensors:
-        """The server's state, refused before it is saved if no honest round can have made it."""
+        """The server's state; raises before saving if no honest round can produce it."""
         reason = implausible_state(state)
         if not reason and self.guard is not None:
             first = methods.load(self.config.method["name"]).first
@@ -162,7 +162,7 @@ class _Run:
 def go(
     parts: "Parts", engine: Engine, record: Record, watch: Watch, stopping: Callable[[], bool]
 ) -> None:
-    """Run, or resume an interrupted run; `stopping` is called after each round."""
+    """Run, or resume an interrupted run; calls `stopping` after each round."""
     run = _Run(parts, parts.server(), engine, record, watch, stopping)
     write_recipe(parts, record.folder)
     place = run.load()
@@ -176,11 +176,11 @@ def go(
         raise
     finally:
         gc.unfreeze()
-        run.settle()  # a completed round is recorded, whatever ended the run
+        run.settle()  # record a completed round, whatever ended the run
 
 
 def _rounds(run: _Run, stage: int, number: int) -> None:
-    """All rounds from here on."""
+    """Run all remaining rounds."""
     stages, count = run.parts.scenario.stages, 0
     while stage < stages:
         stage, number = _round(run, stage, number)
@@ -190,13 +190,13 @@ def _rounds(run: _Run, stage: int, number: int) -> None:
             run.save(stage, number, always=True)
             raise InterruptedRunError
         count += 1
-        if count == SETTLED:  # else the garbage collector scans all these objects again and again
+        if count == SETTLED:  # otherwise the garbage collector scans all these objects repeatedly
             gc.collect()
             gc.freeze()
 
 
 def _round(run: _Run, stage: int, number: int) -> tuple[int, int]:
-    """One round, and the end of its stage after the last one; return the next stage and round."""
+    """Run one round, and end its stage after the last one; return the next stage and round."""
     began, config = time.monotonic(), run.config
     moment = Moment(stage, number, config.rounds)
     clients = run.clients(moment)
@@ -207,7 +207,7 @@ def _round(run: _Run, stage: int, number: int) -> tuple[int, int]:
         clients.settle()  # a refused message may be the cause
         raise
     checks = run.checks()
-    run.settle()  # the round before: the device has computed its numbers by now
+    run.settle()  # settle the previous round: the device has computed its numbers by now
     ended = notes.pop("finished", 0.0) > 0 or moment.last
     further: list[Event] = []
     scored = ended or (config.score_every > 0 and (number + 1) % config.score_every == 0)
@@ -222,13 +222,13 @@ def _round(run: _Run, stage: int, number: int) -> tuple[int, int]:
             snapshots += [*own, *run.engine.snapshots(moment)]
     seconds = time.monotonic() - began
     run.open = (checks, partial(_write, run, moment, notes, clients, (further, snapshots), seconds))
-    if scored or not getattr(run.engine, "deferred", False):  # else the next round can begin
+    if scored or not getattr(run.engine, "deferred", False):  # otherwise the next round can begin
         run.settle()
     return (stage + 1, 0) if ended else (stage, number + 1)
 
 
 def _scores(run: _Run, moment: Moment) -> list[Event]:
-    """The scores at a moment, and the messages that they took."""
+    """The scores at a moment, and the messages of the test."""
     clients = run.clients(moment)
     scores = run.server.evaluate(clients, moment)
     clients.settle()
@@ -243,7 +243,7 @@ def _write(
     more: tuple[Iterable[Event], Iterable[Snapshot]],
     seconds: float,
 ) -> None:
-    """Write a round into the record."""
+    """Write a round to the record."""
     further, snapshots = more
     run.record.write_snapshots(snapshots)
     values = {n: value if isinstance(value, int) else float(value) for n, value in notes.items()}

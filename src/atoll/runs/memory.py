@@ -1,8 +1,8 @@
-"""Estimates how much memory a run needs, before it begins.
+"""Estimates the memory of a run before it begins.
 
-A round and a test run with a few clients and with twice as many, and every tensor that is allocated
-or freed is counted; the difference gives the cost of a client. Nothing of these trials is
-kept. Python's own objects are not counted.
+It runs one round and one test with a few clients, then with twice as many, and counts all tensor
+allocations; the difference is the cost of a client. It discards the results of these trials and
+does not count Python objects.
 """
 
 import gc
@@ -25,24 +25,24 @@ from atoll.runs.parts import Parts
 
 __all__ = ["FEWEST", "Meter", "Peak", "Plan", "plan", "points_per_stack", "write_plan"]
 
-FEWEST = 200  # clients asked in a round; a smaller run is not planned
-FEW, MORE = 8, 16  # clients of the two trials
-SHARE = 0.9  # of the free memory that a plan may fill
+FEWEST = 200  # clients per round; smaller runs are not planned
+FEW, MORE = 8, 16  # numbers of clients of the two trials
+SHARE = 0.9  # fraction of the free memory that a plan may use
 
 
 @dataclass(frozen=True)
 class Plan:
     """The planned peak of tensors in memory, in bytes."""
 
-    clients: int  # that are asked in a round
-    fixed: int  # independent of their number
-    each: int  # for one client
+    clients: int  # clients per round
+    fixed: int  # independent of the number of clients
+    each: int  # per client
     peak: int  # planned: fixed + clients x each
-    free: int  # on the device before the run; 0 where it is not known
+    free: int  # free memory on the device before the run; 0 if unknown
 
     @property
     def parts(self) -> int:
-        """Into how many stacks the clients have to be dealt, a power of two."""
+        """The number of stacks to split the clients into, a power of two."""
         count = 1
         room = max(1.0, SHARE * self.free - self.fixed)
         while self.free and count < self.clients and self.clients * self.each / count > room:
@@ -51,7 +51,7 @@ class Plan:
 
 
 class Meter(TorchDispatchMode):
-    """Counts the bytes of tensors that are alive and were made while it was on."""
+    """Counts the bytes of live tensors that were created in its context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Meter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[Any], args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run the operation and count the tensors that it returns."""
+        """Run the operation and count its output tensors."""
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
@@ -82,7 +82,7 @@ class Meter(TorchDispatchMode):
         self.now -= size
 
     def again(self) -> None:
-        """Reset the peak to the tensors that are alive."""
+        """Reset the peak to the current size."""
         gc.collect()
         self.peak = self.now
 
@@ -93,9 +93,9 @@ def plan(
     engine: Callable[[Parts], Transport],
     fewest: int = FEWEST,
 ) -> Plan | None:
-    """The plan of a run; None where the run is small or cannot be divided.
+    """Plan the memory of a run; None if the run is small or cannot be divided.
 
-    `again` builds the parts anew for each trial, so that a trial leaves nothing behind.
+    `again` rebuilds the parts for each trial, so that trials do not affect the run.
     """
     every = parts.scenario.clients
     concurrent = parts.concurrency
@@ -104,7 +104,7 @@ def plan(
         return None
     rows = _row_bytes(parts) * (
         len(every) - concurrent
-    )  # those that are not asked at once keep theirs
+    )  # clients outside the round keep their rows
     free, plans = _free_bytes(parts), []
     for few, more in zip(*(_peaks(again(), engine, n) for n in (FEW, MORE)), strict=True):
         each = max(0, (more - few) // (MORE - FEW))
@@ -119,9 +119,9 @@ def points_per_stack(
     engine: Callable[[Parts], Transport],
     share: float = 1.0,
 ) -> int:
-    """How many runs of this shape fit into a share of the free memory here, at least one.
+    """The number of such runs that fit into a share of the free memory, at least one.
 
-    A round and a test of one run are measured; where the memory is not known, all fit.
+    Measures a round and a test of one run; if the free memory is unknown, all runs fit.
     """
     free = _free_bytes(parts)
     if not free or parts.scenario.labels_at_server:
@@ -131,7 +131,7 @@ def points_per_stack(
 
 
 def _peaks(parts: Parts, engine: Callable[[Parts], Transport], count: int) -> list[int]:
-    """The peaks of a round and of a test with so many clients, after a first one made buffers."""
+    """The peaks of a round and a test with this many clients, after a warm-up creates buffers."""
     packing = parts.config.engine_options().packing
     ids = parts.scenario.clients[:count]
     peaks = []
@@ -147,7 +147,7 @@ def _peaks(parts: Parts, engine: Callable[[Parts], Transport], count: int) -> li
 
 
 def _row_bytes(parts: Parts) -> int:
-    """The training rows of one client, on average, as tensors."""
+    """The mean size in bytes of a client's training rows as tensors."""
     counts = [len(h.train) for holdings in parts.scenario.holdings.values() for h in holdings[:1]]
     kind = torch.empty(0, dtype=getattr(torch, parts.config.dtype)).element_size()
     wide = parts.dataset.x[0].size
@@ -155,9 +155,9 @@ def _row_bytes(parts: Parts) -> int:
 
 
 def _free_bytes(parts: Parts) -> int:
-    """The free memory on the device of a run; 0 where the system does not report it.
+    """The free memory on the device of a run; 0 if the system does not report it.
 
-    With `engine.deterministic` all of its memory: what others use must not change the stacks.
+    With `engine.deterministic` the total memory: use by others must not change the stacks.
     """
     total = parts.config.engine_options().deterministic
     if parts.site(parts.scenario.clients[0]).device.type == "cuda":
@@ -186,11 +186,11 @@ class Peak:
 
     @property
     def bytes(self) -> int:
-        """The peak so far; on the CPU 0 where the process had a higher one before."""
+        """The peak so far; on the CPU 0 if the process had a higher peak before."""
         return self._now() - (0 if self.cuda else self.before)
 
 
 def write_plan(folder: Path, plan: Plan, measured: int | None = None) -> None:
-    """Write the plan of a run, at its end with the measured peak."""
+    """Write the plan of a run, and at the end the measured peak."""
     body = asdict(plan) | {"parts": plan.parts, "measured": measured}
     write_whole(folder / "memory.json", json.dumps(body, indent=1).encode() + b"\n")

@@ -1,6 +1,6 @@
-"""Outcomes of a run: for each site the outputs of several models on the very same test rows.
+"""Outcomes of a run: for each site the outputs of several models on the same test rows.
 
-They are computed where the data are, kept in the run's folder, and never sent.
+They are computed at the data's location, stored in the run's folder, and never sent.
 """
 
 import dataclasses
@@ -41,9 +41,9 @@ def outcomes(
     watch: Callable[[str], None] = lambda id: None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> dict[str, Outcome]:
-    """The outcomes of each site; `state` holds the parts of the run at its end.
+    """The outcomes of each site; `state` contains the final states of the run's parts.
 
-    `watch` receives the id of each site before it is trained alone.
+    `watch` receives the id of each site before its training alone.
     """
     results = {}
     for id in parts.scenario.clients:
@@ -55,7 +55,7 @@ def outcomes(
 def with_variants(
     results: Mapping[str, Outcome], parts: Parts, state: Tensors, variants: Sequence[str]
 ) -> dict[str, Outcome]:
-    """Outcomes with the outputs of all models of the method, for tables."""
+    """Outcomes with the outputs of all variants of the method, for tables."""
     extended = {}
     for id, one in results.items():
         tasks, outputs = own_tasks(parts.scenario, id), {}
@@ -74,7 +74,7 @@ def outcome_of(
     open_engine: OpenEngine,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """The outcome of one site; it is trained alone for it."""
+    """The outcome of one site; trains the site alone for the comparison."""
     joined = _predictor(parts, state, variant, id)
     one = alone_parts(parts, id)
     with tempfile.TemporaryDirectory(prefix="atoll-alone-") as folder:
@@ -85,7 +85,7 @@ def outcome_of(
 
 
 def own_tasks(scenario: Scenario, id: str) -> list[int]:
-    """The tasks that a site is judged by: all that are known at the end, or its own domain."""
+    """The tasks that evaluate a site: all known tasks at the end, or its own domain."""
     place, count = scenario.clients.index(id), len(scenario.clients)
     domains = 1 < count == len(scenario.tasks) and scenario.stages == 1
     if domains and not any(scenario.known_at):
@@ -94,14 +94,14 @@ def own_tasks(scenario: Scenario, id: str) -> list[int]:
 
 
 def _outcome(one: Parts, id: str, tasks: Sequence[int], networks: dict[str, _Predict]) -> Outcome:
-    """The outputs of networks and simple models, with the labels."""
+    """The labels, and the outputs of networks and simple models."""
     scenario, classes = one.scenario, len(one.dataset.classes)
     outputs = {}
     for model, predict in networks.items():
         outputs[model] = np.concatenate([predict("test", task) for task in tasks])
     rows = np.concatenate([scenario.tests[id][task] for task in tasks])
     train = np.concatenate([holding.train for holding in scenario.holdings[id]])
-    _, first = np.unique(train, return_index=True)  # a row may be there at several stages
+    _, first = np.unique(train, return_index=True)  # a row can occur at several stages
     y = one.dataset.y[train[first]]
     site = one.site(id)
     learned = _inputs([site.train(stage) for stage in range(scenario.stages)], one)[first]
@@ -121,7 +121,7 @@ def _outcome(one: Parts, id: str, tasks: Sequence[int], networks: dict[str, _Pre
             models[name] = without_classes(result, excluded)
     valid = scenario.holdings[id][-1].valid
     chosen = {}
-    if len(valid) and classes == 2:  # thresholds are for two classes
+    if len(valid) and classes == 2:  # thresholds apply to two classes
         chosen = {model: predict("valid", tasks[-1]) for model, predict in networks.items()}
     return Outcome(
         *(rows, one.dataset.y[rows], models, len(first), skipped, one.dataset.y[valid], chosen),
@@ -136,7 +136,7 @@ def with_pooled(
     open_engine: OpenEngine,
     stopping: Callable[[], bool],
 ) -> dict[str, Outcome]:
-    """Outcomes with the outputs of a model of all rows, which is trained for it."""
+    """Outcomes with the outputs of a model trained on the rows of all sites."""
     pooled = pooled_parts(parts)
     with tempfile.TemporaryDirectory(prefix="atoll-pooled-") as folder:
         state = train_parts(pooled, Path(folder), open_engine, stopping)
@@ -154,7 +154,7 @@ def with_pooled(
 def _of_numbers(
     one: Parts, rows: Array, outputs: Mapping[str, Array], simple: Mapping[str, Any], y: Array
 ) -> Outcome:
-    """The outcome of regression; `y` are the training labels, which the margin is a share of."""
+    """The outcome of regression; `y` are the training labels that scale the margin."""
     models = {**outputs, **{n: z for n, z in simple.items() if not isinstance(z, str)}}
     skipped = {name: reason for name, reason in simple.items() if isinstance(reason, str)}
     deviation = float(y.std()) or 1.0
@@ -162,9 +162,9 @@ def _of_numbers(
 
 
 def without_classes(outputs: Array, excluded: Array) -> Array:
-    """Outputs without the classes that the joined model knows a row's task not to have.
+    """Outputs without the classes that the joined model excludes for a row's task.
 
-    Else a method that knows the task would be compared with models that do not.
+    Otherwise a method that knows the task would be compared with models that do not.
     """
     masked = np.where(excluded, -np.inf, outputs)
     nothing = np.isneginf(masked).all(1)
@@ -173,7 +173,7 @@ def without_classes(outputs: Array, excluded: Array) -> Array:
 
 
 def _inputs(several: Sequence[Rows], parts: Parts) -> Any:
-    """Rows as a matrix: columns, pixels, or the number of times that a text has each word."""
+    """Rows as a matrix: columns, pixels, or word counts of texts."""
     if parts.dataset.kind != "text":
         whole = torch.cat([rows.all.flatten(1) for rows in several])
         return np.nan_to_num(whole.cpu().numpy().astype(np.float64))
@@ -182,13 +182,13 @@ def _inputs(several: Sequence[Rows], parts: Parts) -> Any:
     width = max(len(parts.dataset.words), int(parts.dataset.x.max()) + 1)
     ones = np.ones(tokens.size)
     counts = sparse.coo_array((ones, (place, tokens.ravel())), (len(tokens), width)).tocsr()
-    return counts[:, 1:]  # 0 is padding
+    return counts[:, 1:]  # 0 is the padding token
 
 
 def _predictor(parts: Parts, state: Tensors, variant: str, id: str) -> _Predict:
-    """A function that gives the logits of a site's test rows of a task, or validation rows.
+    """A function that returns the logits of a site's test or validation rows of a task.
 
-    They come from the site's final model, or from those of all parties where the network is cut.
+    It uses the site's final model, or the models of all parties if the network is split.
     """
     where = parts.site(id).device
     shared = {name: tensor.to(where) for name, tensor in without("server", state).items()}
@@ -216,7 +216,7 @@ def _predictor(parts: Parts, state: Tensors, variant: str, id: str) -> _Predict:
 
 
 def _restored(part: Any, prefix: str, state: Tensors, where: torch.device) -> Any:
-    """A client, or the server, as the run left it."""
+    """A client or the server in its final state."""
     if not hasattr(part, "predict"):
         what = "the method has no model to predict with"
         raise UserError(what, "answer", "its client needs final_model and predict")

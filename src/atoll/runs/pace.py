@@ -1,4 +1,4 @@
-"""How far runs are, and how long the rest takes at most: for progress bars."""
+"""Progress of runs and an upper bound of the remaining time, for progress bars."""
 
 from dataclasses import dataclass
 
@@ -14,14 +14,14 @@ BAR = 20  # characters of a progress bar
 
 @dataclass
 class Pace:
-    """Counts the rounds of runs of one config, one after the other."""
+    """Counts the rounds of successive runs of one config."""
 
     runs: int = 1
-    run: int = 0  # the number of the present one
-    rounds: int = 0  # that were trained
+    run: int = 0  # number of the current run
+    rounds: int = 0  # completed rounds
     seconds: float = 0.0
-    share: float = 0.0  # of all rounds, those that early stopping left out among them
-    rest: int = 0  # rounds that may follow
+    share: float = 0.0  # completed fraction of all rounds; skipped rounds count as completed
+    rest: int = 0  # remaining rounds, at most
 
     def add(self, progress: Progress) -> None:
         """Count a round."""
@@ -34,25 +34,25 @@ class Pace:
 
     @property
     def left(self) -> str:
-        """How long the rest takes at most, in words."""
+        """An upper bound of the remaining time, in words."""
         return f"{duration(self.seconds / self.rounds * self.rest)} left at most"
 
 
 def bar(share: float) -> Text:
-    """A bar of a fixed length that is filled up to a share."""
+    """A progress bar of fixed length, filled to a share."""
     full = round(share * BAR)
     return Text.assemble(("━" * full, "green"), ("━" * (BAR - full), "dim"))
 
 
 def one_line(console: Console, *parts: str | Text) -> Text:
-    """Text that is cut where the terminal ends, so that it never wraps."""
+    """Text truncated at the terminal's width, so that it never wraps."""
     line = Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
     line.truncate(max(1, console.width - 1), overflow="ellipsis")
     return line
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that fits.
+    """Format seconds in a suitable unit.
 
     >>> duration(7.2), duration(90), duration(7300)
     ('7 s', '1 min 30 s', '2 h 2 min')

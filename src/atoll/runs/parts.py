@@ -1,4 +1,4 @@
-"""A config becomes its parts: data set, scenario, sites, server, clients."""
+"""Builds the parts of a run from its config: data set, scenario, sites, server, clients."""
 
 import json
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ __all__ = ["Parts", "device", "parts", "refuse_labels", "with_first_values"]
 
 
 def device(name: str) -> torch.device:
-    """The device that an option names; auto is the accelerator where there is one."""
+    """The device of an option; `auto` is the accelerator if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda"):
@@ -48,7 +48,7 @@ def device(name: str) -> torch.device:
 
 @dataclass(frozen=True)
 class Parts:
-    """All that a run is made of."""
+    """All parts of a run."""
 
     config: RunConfig
     dataset: Dataset
@@ -83,12 +83,12 @@ class Parts:
 
     @cached_property
     def _kinds(self) -> dict[str, partial[torch.nn.Module]]:
-        """Makers of networks by name, so that sites can see that theirs is the same."""
+        """Network factories by name, shared so that sites can detect equal networks."""
         return {}
 
     @cached_property
     def metric(self) -> Metric:
-        """What models are compared by: the config's, in regression mae where it names none."""
+        """The metric that compares models: that of the config, else in regression mae."""
         return metric_of(self.config.report_options().metric, self.dataset.regression)
 
     @cached_property
@@ -102,12 +102,12 @@ class Parts:
 
     @cached_property
     def probe(self) -> AttributionProbe:
-        """Where the sites of this process put what they see of their models in each round."""
+        """Collects what sites of this process report about their models in each round."""
         return AttributionProbe(self.config.attribution)
 
     @cached_property
     def public(self) -> Public:
-        """The images without labels that all parts have, on the device."""
+        """The unlabelled images that all parts share, on the device."""
         config = self.config
         options, scale, seed = config.public_options(), config.scale, config.seed
         images = public(options, self.dataset, scale, seed, data.load)
@@ -117,14 +117,14 @@ class Parts:
 
     @cached_property
     def vectors(self) -> Vectors:
-        """The word vectors that texts are read with."""
+        """The word vectors that read the texts."""
         options = self.config.model_options()
         name = self.dataset.vectors if options.vectors == "best" else options.vectors
         return load_vectors(self.dataset.words, name, options.norm)
 
     @cached_property
     def _words(self) -> Words:
-        """The word vectors on the device, once for all sites of this process."""
+        """The word vectors on the device, shared by all sites of this process."""
         table, shelf = torch.from_numpy(self.vectors.table), self._shelf
         mask = torch.from_numpy(self.vectors.known).to(shelf.x.device)
         return Words(self.vectors.name, table.to(shelf.x.device, shelf.dtype), mask)
@@ -142,23 +142,23 @@ class Parts:
         return network(shape, classes, options, stream)
 
     def client(self, id: str) -> Any:
-        """A new client."""
+        """Create a client."""
         return self.method.client(self._options, self.site(id))
 
     @property
     def concurrency(self) -> int:
-        """How many clients a round asks at most."""
+        """The maximum number of clients in a round."""
         limit = methods.load(self.config.method["name"]).concurrency
         every = len(self.scenario.clients)
         return every if limit is None else limit(self._options, every)
 
     def server(self) -> Any:
-        """A new server."""
+        """Create the server."""
         return self.method.server(self.config.options(), self.site(SERVER))
 
 
 def refuse_labels(dataset: Dataset, config: RunConfig) -> None:
-    """Refuse labels and weights that the method or the metric is not for."""
+    """Refuse labels and weights that the method or the metric does not support."""
     name = str(config.method["name"])
     if dataset.regression and not methods.load(name).regression:
         what = f"'{name}' predicts classes, and the label '{dataset.classes[0]}' is a number"
@@ -170,7 +170,7 @@ def refuse_labels(dataset: Dataset, config: RunConfig) -> None:
 
 
 def _check_metric(metric: str, dataset: Dataset) -> None:
-    """Refuse a metric that the label cannot be judged by; `accuracy` is the default."""
+    """Refuse a metric that does not fit the label; `accuracy` is the default."""
     if dataset.regression != (metric in ERRORS) and metric != "accuracy":
         kind, others = ("a number", "mae or mse") if dataset.regression else ("a class", "accuracy")
         what = f"{metric} does not judge predictions of {kind}"
@@ -197,9 +197,9 @@ def _refuse_weights(dataset: Dataset, config: RunConfig) -> None:
 
 
 def parts(config: RunConfig, loaded: dict[str, Dataset] | None = None) -> Parts:
-    """Load the data and deal it out; every mistake in the config raises here.
+    """Load and split the data; raises every error in the config.
 
-    `loaded` is filled with what was loaded, so that the runs of a sweep load it once.
+    `loaded` caches the loaded data, so that the runs of a sweep load them once.
     """
     key, shelf = json.dumps(config.data, sort_keys=True), {} if loaded is None else loaded
     if key not in shelf:
@@ -232,7 +232,7 @@ def parts(config: RunConfig, loaded: dict[str, Dataset] | None = None) -> Parts:
 
 
 def with_first_values(run_parts: Parts) -> Parts:
-    """Write the hash of a network's own first values into the config, or compare it."""
+    """Write the hash of a plug-in's own initial values into the config, or compare it."""
     config, options = run_parts.config, run_parts.config.model_options()
     names = [name or options.name for name in config.models or ("",)]
     own = [n for n in dict.fromkeys(names) if _has_own_values(n, options.initial)]

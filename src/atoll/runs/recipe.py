@@ -1,4 +1,4 @@
-"""The recipe of a run: what its models read, and how own files become that."""
+"""The recipe of a run: the inputs of its models, and how own files are converted to them."""
 
 import json
 from dataclasses import asdict
@@ -22,7 +22,7 @@ Recipe = dict[str, Any]  # plain values
 
 
 def write_recipe(parts: "Parts", folder: Path) -> None:
-    """Write what predictions need beside the weights: shapes, classes, columns, scaling."""
+    """Write what predictions need besides the weights: shapes, classes, columns, scaling."""
     dataset = parts.dataset
     recipe = _shapes(parts)
     if dataset.kind == "text":
@@ -36,7 +36,7 @@ def write_recipe(parts: "Parts", folder: Path) -> None:
 
 
 def _shapes(parts: "Parts") -> Recipe:
-    """The shape of a row, the classes, and which columns each site reads from which stage on."""
+    """The shape of a row, the classes, and the columns that each site reads from each stage on."""
     scenario, dataset = parts.scenario, parts.dataset
     sites = {}
     for id in scenario.clients:
@@ -61,11 +61,11 @@ def _shapes(parts: "Parts") -> Recipe:
 
 
 def _tables(parts: "Parts") -> Recipe:
-    """Own tables: scaling of columns, and the rows of each file that are kept for tests."""
+    """Own tables: the scaling of columns, and the rows of each file that are reserved for tests."""
     scenario, dataset = parts.scenario, parts.dataset
-    alone = not parts.config.data.get("site")  # each site has a file of its own
+    alone = not parts.config.data.get("site")  # each site has a separate file
     sites = {}
-    for number, id in enumerate(dataset.groups):  # at a site of a network, that site alone
+    for number, id in enumerate(dataset.groups):  # at a site of a network, only that site
         if id not in scenario.clients:  # a federation of one site
             continue
         common, own = parts.site(id).scaling()
@@ -82,7 +82,7 @@ def _tables(parts: "Parts") -> Recipe:
 
 
 def _target(parts: "Parts", id: str) -> Recipe:
-    """In regression, how outputs become numbers in the unit of the label."""
+    """In regression, how to convert outputs to the unit of the label."""
     if not parts.dataset.regression:
         return {}
     target = parts.site(id).target
@@ -90,7 +90,7 @@ def _target(parts: "Parts", id: str) -> Recipe:
 
 
 def _parties(parts: "Parts") -> Recipe:
-    """The same where sites hold columns of the same rows; rows are those of the active party."""
+    """The same for sites with columns of the same rows; rows are those of the active party."""
     scenario, layout = parts.scenario, parts.dataset.layout
     assert layout is not None  # own tables have one
     tested = np.unique(np.concatenate(scenario.tests[scenario.clients[0]]))
@@ -109,7 +109,7 @@ def _parties(parts: "Parts") -> Recipe:
 
 
 def site_names(parts: "Parts") -> dict[str, str]:
-    """What each site is called: own images and texts by their folder or file, else its id."""
+    """The name of each site: for own images and texts the folder or file, else the id."""
     dataset, clients = parts.dataset, parts.scenario.clients
     names = {id: id for id in clients}
     if dataset.group is None or dataset.layout is not None or len(dataset.groups) != len(clients):
@@ -123,7 +123,7 @@ def site_names(parts: "Parts") -> dict[str, str]:
 
 
 def _add_own_files(parts: "Parts", sites: Recipe) -> None:
-    """Own images and texts: the name of each site's file, and its rows that are kept for tests."""
+    """Add the file name of each site with own images or texts, and its rows reserved for tests."""
     scenario, dataset, data = parts.scenario, parts.dataset, parts.config.data
     if len(dataset.groups) != len(scenario.clients):
         return

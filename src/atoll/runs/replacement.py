@@ -1,8 +1,8 @@
-"""Replacements: a run may name an installed function that swaps parts of its method.
+"""Replacements: installed functions that a run may name to swap parts of its method.
 
 `replace = "atoll.reproduce.faults.fedseit:released"` runs FedSeIT as the authors' code behaves;
 `replace = "atoll.audits.leakage:snapshots"` measures what the messages of V-LETO reveal. The name
-is part of the config, and so of the record, of a resumed run and of a sweep. It is imported only
+is part of the config, and so of the record, of a resumed run and of a sweep. atoll imports it only
 from `atoll.reproduce.faults` and `atoll.audits`; a site runs it only if its contract lists it.
 """
 
@@ -17,19 +17,19 @@ from atoll.core.options import nearest
 
 __all__ = ["check_replacement", "replaced"]
 
-# the only packages that are imported from
+# the only packages to import from
 SPELLING = re.compile(r"atoll\.(reproduce\.faults|audits)\.[a-z_]+:[a-z_]+")
 REMEDY = "name an installed one, as in atoll.reproduce.faults.fedseit:released"
 
 
 def check_replacement(name: str, where: str = "replace") -> None:
-    """Refuse a name that is not spelled as an installed replacement; import nothing."""
+    """Refuse a name that is not a valid name of an installed replacement, without importing it."""
     if not SPELLING.fullmatch(name):
         raise UserError(f"'{name}' is not a replacement", where, REMEDY)
 
 
 def replaced(name: str, replacement: str) -> Method:
-    """The method with this name, with its parts swapped by the replacement if there is one."""
+    """The method with this name, with parts swapped by the replacement if there is one."""
     method = methods.load(name)
     if not replacement:
         return method

@@ -48,22 +48,22 @@ __all__ = [
 ]
 
 ANSWER = "answer.json"
-MOST_REASONS = 3  # why a client was left out, in one sentence
-SERVER = "server"  # may be scored too, where sites hold columns of the same rows
+MOST_REASONS = 3  # why a client was excluded, in one sentence
+SERVER = "server"  # models that may have scores too if sites have columns of the same rows
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run as its record has it; a file that was changed since it was written is refused.
+    """A run, read from its record; raises an error if a file has changed since it was written.
 
-    Its metrics are of all sites, also those that an answer withholds.
+    Its metrics cover all sites, including sites that an answer withholds.
     """
 
     folder: Path
 
     @cached_property
     def integrity(self) -> Integrity:
-        """Lengths and digests of the record's files, read before any of them."""
+        """Lengths and digests of the record's files; checked before reading any of them."""
         return read_integrity(self.folder)
 
     @cached_property
@@ -80,7 +80,7 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The resolved config, with the present names of options."""
+        """The resolved config, with the current names of options."""
         return self._parsed("config.toml", self._read_config)
 
     def _read_config(self, text: str) -> dict[str, Any]:
@@ -96,14 +96,14 @@ class Run:
 
     @cached_property
     def memory(self) -> dict[str, Any]:
-        """The plan of a large run's memory and the peak that was measured; empty for small ones."""
+        """The memory plan of a large run and its measured peak; empty for small runs."""
         return self._parsed("memory.json", json.loads, optional=True)
 
     @cached_property
     def refuted(self) -> list[str]:
-        """Where a check found that a fast path gave another result than the loop, in words.
+        """Descriptions of checks in which a fast path and the loop gave different results.
 
-        The runs of a sweep have one engine, which keeps its choices in the sweep's folder.
+        The runs of a sweep share one engine, which stores its choices in the sweep's folder.
         """
         several = (self.folder.parent / "sweep.json").exists()
         owner = Run(self.folder.parent) if several else self
@@ -113,12 +113,12 @@ class Run:
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """How rows of own files become what models read; empty where a run had no own files."""
+        """The recipe that converts own files to model inputs; empty if a run has no own files."""
         return self._parsed("recipe.json", json.loads, optional=True)
 
     @cached_property
     def answer(self) -> dict[str, Any]:
-        """Whether joining helps, from `answer.json`; empty where that was not computed."""
+        """Whether joining helps, from `answer.json`; empty if it was not computed."""
         return read_answer(self.folder, [self]) or {}
 
     def _parsed(
@@ -138,7 +138,7 @@ class Run:
 
     @property
     def exclusions(self) -> list[str]:
-        """For each client whose answers were left out, a sentence."""
+        """For each client with excluded answers, a sentence with the reason."""
         by_client: dict[str, list[Exclusion]] = {}
         for event in self.events:
             if isinstance(event, Exclusion):
@@ -146,25 +146,25 @@ class Run:
         return [_excluded(client, events) for client, events in sorted(by_client.items())]
 
     def read(self) -> None:
-        """Read the record now; what was read stays when the folder goes."""
+        """Read the record now; its content stays available after the folder is deleted."""
         for name in ("events", "snapshots", "config", "facts", "recipe", "refuted", "seconds"):
             getattr(self, name)
 
     @property
     def scores(self) -> list[Score]:
-        """Every test of every client."""
+        """All test scores of all clients."""
         return [event for event in self.events if isinstance(event, Score)]
 
     @property
     def variants(self) -> list[str]:
-        """The models that the method reports, in the method's own order."""
+        """The models that the method reports, in the method's order."""
         names = metrics.variants(self.events)
         order = self.config["method"].get("variants", [])
         return sorted(names, key=lambda v: (order.index(v) if v in order else -1, v))
 
     @property
     def headline(self) -> str:
-        """The variant that stands for the method."""
+        """The variant that represents the method."""
         variant = self.facts.get("headline")
         if variant is None:  # a record of an older release
             variant = methods.load(self.config["method"]["name"]).headline
@@ -179,18 +179,18 @@ class Run:
 
     @property
     def metric(self) -> Metric:
-        """What models are compared by: the config's, in regression mae where it names none."""
+        """The metric that compares models: that of the config, else in regression mae."""
         chosen: Metric = self.config.get("report", {}).get("metric", "accuracy")
         return metric_of(chosen, self.regression)
 
     @property
     def score_name(self) -> str:
-        """What the scores of the run are: accuracy, or R2 in regression."""
+        """The name of the run's scores: accuracy, or R2 in regression."""
         return "R2" if self.regression else "accuracy"
 
     @property
     def accuracy(self) -> float:
-        """Final test accuracy of the headline variant, mean over clients and tasks; or R2."""
+        """Final test accuracy of the headline variant, or R2: mean over clients and tasks."""
         return self.metrics[self.headline]["final_accuracy"]
 
     @cached_property
@@ -199,7 +199,7 @@ class Run:
         return self.summaries(self.events)
 
     def summaries(self, events: Sequence[Event]) -> dict[str, dict[str, float]]:
-        """Every metric of every variant that some events of the run have scores of."""
+        """Every metric of every variant with scores in some events of the run."""
         known_at = self.facts["known_at"]
         chance = 0.0 if self.regression else 1 / self.facts["data"]["classes"]
         tested = metrics.variants(events)
@@ -209,7 +209,7 @@ class Run:
 
     @cached_property
     def seconds(self) -> float:
-        """How long the rounds took, tests included; a resumed run counts each round once."""
+        """The duration of all rounds including tests; a resumed run counts each round once."""
         return sum(self.times)
 
     @cached_property
@@ -225,10 +225,10 @@ class Run:
 def table(
     runs: Sequence[Run], answer: Mapping[str, Any] | None = None
 ) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a table over seeds: one row for each variant, mean and deviation.
+    """Header and rows of a table over seeds: one row per variant, with mean and deviation.
 
-    With an answer by another metric than accuracy, its scores come first: means over sites.
-    Sites that the answer withholds are in no mean.
+    If an answer uses another metric than accuracy, its scores come first: means over sites.
+    No mean includes sites that the answer withholds.
     """
     if not runs:
         raise UserError("no run to show", "table", "give at least one run")
@@ -254,7 +254,7 @@ def table(
 
 
 def withheld_sites(answer: Mapping[str, Any] | None) -> Mapping[str, str]:
-    """The sites that an answer withholds, with the reason; none without an answer."""
+    """The sites that an answer withholds, with the reason; empty without an answer."""
     withheld: Mapping[str, str] = (answer or {}).get("withheld", {})
     return withheld
 
@@ -268,9 +268,9 @@ def shown_metrics(run: Run, withheld: Collection[str]) -> dict[str, dict[str, fl
 
 
 def left_out(runs: Sequence[Run], withheld: Collection[str]) -> str:
-    """How many of the tested sites are in no mean, as a sentence; empty where all are.
+    """A sentence with the number of tested sites that no mean includes; empty if all are included.
 
-    Where sites hold columns of the same rows, the server is tested for all and stays.
+    If sites have columns of the same rows, the server is tested for all of them and is included.
     """
     tested = {score.client for run in runs for score in run.scores}
     count = len(tested & set(withheld))
@@ -280,7 +280,7 @@ def left_out(runs: Sequence[Run], withheld: Collection[str]) -> str:
 
 
 def variant_means(answer: Mapping[str, Any] | None) -> dict[str, float]:
-    """The mean over sites of each variant's score; empty where the metric is accuracy."""
+    """The mean over sites of each variant's score; empty if the metric is accuracy."""
     by_site = list((answer or {}).get("variants", {}).values())
     means = {}
     for name in by_site[0] if by_site else ():
@@ -290,7 +290,7 @@ def variant_means(answer: Mapping[str, Any] | None) -> dict[str, float]:
 
 
 def text_table(runs: Sequence[Run], answer: Mapping[str, Any] | None = None) -> str:
-    """The metrics over seeds as lines of text, below a title; with an answer as in `table`."""
+    """The metrics over seeds as lines of text under a title; with an answer as in `table`."""
     header, rows = table(runs, answer)
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = [title(runs[0])]
@@ -309,15 +309,15 @@ def title(run: Run) -> str:
 def _cell(values: Sequence[float]) -> str:
     values = [value for value in values if math.isfinite(value)]
     if not values:
-        return "not known"  # e.g. what a model forgot that is tested on one task alone
+        return "not known"  # e.g. forgetting of a model tested on one task only
     mean, deviation = metrics.spread(values)
     return f"{mean:.4f} ± {deviation:.4f}" if len(values) > 1 else f"{mean:.4f}"
 
 
 def write_result(folder: Path, extents: Mapping[str, Extent] | None = None) -> Run:
-    """Write result.json: the primary result and the metrics derived from it; before, digests.json.
+    """Write result.json, the primary result with its metrics, after digests.json.
 
-    `extents` are lengths and digests of what this process wrote; else files are taken as they are.
+    `extents` are lengths and digests of what this process wrote; otherwise computed from the files.
     """
     run = Run(folder)
     definitions = dict(metrics.DEFINITIONS) | (dict(metrics.REGRESSION) if run.regression else {})
@@ -338,7 +338,7 @@ def write_result(folder: Path, extents: Mapping[str, Extent] | None = None) -> R
 
 
 def read_answer(folder: Path, runs: Sequence[Run]) -> dict[str, Any] | None:
-    """The answer in a folder; None where there is none, or one of other or earlier runs."""
+    """The answer in a folder; None if there is none, or if it belongs to other or earlier runs."""
     path = folder / ANSWER
     if not path.exists():
         return None
@@ -349,7 +349,7 @@ def read_answer(folder: Path, runs: Sequence[Run]) -> dict[str, Any] | None:
 
 
 def event_digests(runs: Sequence[Run]) -> dict[str, str]:
-    """The digest of each run's events by the name of its folder; an answer names its runs so."""
+    """The digest of each run's events by folder name; an answer identifies its runs with them."""
     digests = {}
     for run in runs:
         extent = run.integrity.files.get("events.jsonl")
@@ -358,7 +358,7 @@ def event_digests(runs: Sequence[Run]) -> dict[str, str]:
 
 
 class _Table(dict[str, Any]):
-    """A table of a record's file; a missing key is a user error: the file is damaged."""
+    """A table of a record's file; a missing key raises a user error, as the file is damaged."""
 
     def __init__(self, values: Any = (), path: Path = Path()) -> None:
         super().__init__(values)
@@ -369,14 +369,14 @@ class _Table(dict[str, Any]):
 
 
 def _checked(value: Any, path: Path) -> Any:
-    """The values of a file, with tables whose missing keys are user errors."""
+    """The values of a file; missing keys in its tables raise user errors."""
     if isinstance(value, dict):
         return _Table({key: _checked(item, path) for key, item in value.items()}, path)
     return [_checked(item, path) for item in value] if isinstance(value, list) else value
 
 
 def _check_events(events: Sequence[Event], facts: Mapping[str, Any], path: Path) -> None:
-    """Refuse events of stages, tasks or clients that the run does not have."""
+    """Refuse events of stages, tasks or clients that are not part of the run."""
     try:
         stages, tasks = int(facts["stages"]), len(facts["tasks"])
         clients = {SERVER, *facts["clients"]}
@@ -391,7 +391,7 @@ def _check_events(events: Sequence[Event], facts: Mapping[str, Any], path: Path)
 
 
 def plain(value: Any) -> Any:
-    """The value as plain JSON: NaN becomes null."""
+    """The value as plain JSON; NaN becomes null."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -404,12 +404,12 @@ def _listed(array: Any) -> Any:
 
 
 def _number(value: float) -> float | None:
-    """JSON has no NaN: a cell that was never tested becomes null."""
+    """A number as JSON, which has no NaN: an untested cell becomes null."""
     return float(value) if math.isfinite(value) else None
 
 
 def _excluded(client: str, events: Sequence[Exclusion]) -> str:
-    """Who was left out, how often, and why: the most frequent reasons with their counts."""
+    """Who was excluded, how often, and why: the most frequent reasons with their counts."""
     rounds = len({(event.stage, event.round) for event in events})
     actions = ", ".join(dict.fromkeys(event.action for event in events))
     count = f"{rounds} round{'s' if rounds > 1 else ''}"
@@ -423,7 +423,7 @@ def _excluded(client: str, events: Sequence[Exclusion]) -> str:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The folders that hold a run: this one, else those one below."""
+    """The folders with a run: this one, else its subfolders."""
     with disk_errors(folder):
         if (folder / "config.toml").exists():
             return [folder]
@@ -431,7 +431,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def absent_run(folder: Path) -> UserError:
-    """The error for a folder that holds no run itself; the runs below it are named."""
+    """The error for a folder without a run; names the runs in its subfolders."""
     below = [path.name for path in runs_in(folder)]
     if below:
         what = f"this folder holds {len(below)} runs: {', '.join(below[:5])}"

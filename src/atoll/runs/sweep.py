@@ -1,8 +1,8 @@
-"""A sweep: many runs in lockstep, so that jobs of one key are one stack.
+"""A sweep: many runs in lockstep, so that jobs with the same key form one stack.
 
-Each run has a thread, a server and a record of its own and knows nothing of the others. A thread
-with jobs waits until every other run has jobs too, or has ended; then all of them run at once.
-Nothing depends on which thread comes first.
+Each run has a separate thread, server and record, and does not access the others. A thread
+with jobs waits until every other run has jobs too or has ended; then all jobs run together.
+The results do not depend on the order of the threads.
 """
 
 import itertools
@@ -32,12 +32,12 @@ from atoll.runs.result import Run, write_result
 __all__ = ["Point", "Sweeper", "points", "sweep"]
 
 MakeEngine = Callable[[Parts, JobExecutor], Engine]  # the engine of one run of a sweep
-SPARE = 256  # open files beside those of the records
+SPARE = 256  # open files in addition to those of the records
 
 
 @dataclass(frozen=True)
 class Point:
-    """One run of a sweep: its place on the axes, its config, its folder."""
+    """One run of a sweep: its values on the axes, its config, its folder."""
 
     axes: dict[str, Any]
     config: RunConfig
@@ -45,7 +45,7 @@ class Point:
 
 
 def points(values: dict[str, Any], axes: Mapping[str, Sequence[Any]], folder: Path) -> list[Point]:
-    """Every combination of the axes' values; each gets a folder named after it."""
+    """Every combination of the axes' values, each with a numbered folder."""
     with _of_an_axis():
         full = {place(key, values): list(items) for key, items in axes.items()}
     if not full or not all(full.values()):
@@ -67,7 +67,7 @@ def points(values: dict[str, Any], axes: Mapping[str, Sequence[Any]], folder: Pa
 
 
 class Sweeper(Protocol):
-    """What runs the points of a sweep: `sweep` in this process, or a cluster."""
+    """A function that runs the points of a sweep: `sweep` in this process, or a cluster."""
 
     def __call__(
         self,
@@ -93,22 +93,22 @@ def _of_an_axis() -> Iterator[None]:
 
 
 class _Meeting:
-    """Where runs that have work wait for each other.
+    """A barrier for runs with jobs.
 
-    Only the run whose turn it is computes: threads that all want Python's lock back after every
-    tensor operation are much slower than the same threads one after another.
+    Only one run computes at a time: threads that compete for Python's global lock after every
+    tensor operation are much slower than the same threads in sequence.
     """
 
     def __init__(self, executor: Executor, count: int) -> None:
         self.executor, self.alive = executor, count
         self.waiting: dict[int, dict[str, Any]] = {}
-        self.moment: Moment | None = None  # of the run that came last
+        self.moment: Moment | None = None  # moment of the last run that arrived
         self.results: dict[int, Any] = {}
         self.changed = threading.Condition()
         self.turn = threading.Lock()
 
     def do(self, number: int, jobs: dict[str, Any], moment: Moment | None) -> dict[str, Any]:
-        """The results of one run's jobs, done with those of all the others."""
+        """The results of one run's jobs, computed together with those of all other runs."""
         if not jobs:
             return {}
         self.turn.release()
@@ -125,7 +125,7 @@ class _Meeting:
         return dict(result)
 
     def leave(self) -> None:
-        """A run has ended; the others wait for one less."""
+        """Remove a finished run, so that the others no longer wait for it."""
         with self.changed:
             self.alive -= 1
             self._work_if_all_wait()
@@ -147,13 +147,13 @@ class _Meeting:
 
 
 class _Seat:
-    """A run's place at the meeting, in the form of an executor."""
+    """A run's access to the barrier, as an executor."""
 
     def __init__(self, meeting: _Meeting, number: int) -> None:
         self.meeting, self.number, self.mode = meeting, number, meeting.executor.mode
 
     def do(self, jobs: Mapping[str, Any], moment: Moment | None = None) -> dict[str, Any]:
-        """The results of jobs, as those of an executor."""
+        """The results of jobs, as returned by an executor."""
         return self.meeting.do(self.number, dict(jobs), moment)
 
 
@@ -168,10 +168,10 @@ def sweep(  # noqa: PLR0913 - what a caller may set, by keyword
     failed: dict[int, BaseException] | None = None,
     patience: float = 0.0,
 ) -> list[Run]:
-    """Run all points; one record each, and sweep.json, which lists them.
+    """Run all points; write one record each, and sweep.json, which lists them.
 
-    If a point fails, its error is raised once the others have ended; at once, if it cannot begin.
-    With `failed`, it goes there, and the others are returned. `patience`: see `prepare`.
+    If a point fails, its error is raised after the others end; at once if it cannot begin.
+    `failed` collects errors instead, and the other runs are returned. `patience`: see `prepare`.
     """
     failures: dict[int, BaseException] = {} if failed is None else failed
     options = members[0].config.engine_options()
@@ -200,14 +200,14 @@ def sweep(  # noqa: PLR0913 - what a caller may set, by keyword
 
 
 def _meeting(ready: Mapping[int, tuple[Parts, Record, bool]], folder: Path) -> _Meeting:
-    """Where the points that can begin wait for each other."""
+    """The barrier for the points that can begin."""
     first = next(iter(ready.values()))[0]
     rounds = first.config.rounds * first.scenario.stages
     return _Meeting(executor_for(first.config.engine_options(), folder, rounds), len(ready))
 
 
 def _first(failures: Mapping[int, BaseException], members: Sequence[Point]) -> BaseException:
-    """The error of the first point that failed, with its folder."""
+    """The error of the first failed point, with its folder."""
     number = min(failures)
     failures[number].add_note(str(members[number].folder))
     return failures[number]
@@ -221,9 +221,9 @@ def _prepared(
     records: ExitStack,
     failed: dict[int, BaseException] | None,
 ) -> dict[int, tuple[Parts, Record, bool]]:
-    """For each point its parts, its open record, and whether it has ended before; sweep.json.
+    """The parts, open record and finished state of each point; also writes sweep.json.
 
-    With `failed`, the error of a point that cannot be prepared goes there, and it has no entry.
+    With `failed`, it collects the errors of points that cannot be prepared; they have no entry.
     """
     _allow_files(len(members))
     data: dict[str, Dataset] = {}
@@ -242,7 +242,7 @@ def _prepared(
 
 
 def _in_threads(run: Callable[[int], None], numbers: Sequence[int]) -> None:
-    """Call a function with each number in a thread of its own, until all have ended."""
+    """Call a function with each number in a separate thread, until all have ended."""
     threads = [
         threading.Thread(target=copy_context().run, args=(run, number), daemon=True)
         for number in numbers
@@ -251,11 +251,11 @@ def _in_threads(run: Callable[[int], None], numbers: Sequence[int]) -> None:
         thread.start()
     for thread in threads:
         while thread.is_alive():
-            thread.join(0.2)  # so that Ctrl-C is heard
+            thread.join(0.2)  # so that Ctrl-C interrupts
 
 
 def _allow_files(records: int) -> None:
-    """Let this process open a lock file for each record, as far as the system allows it."""
+    """Raise this process's limit of open files for the lock of each record, as far as possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = records + SPARE
     if soft != resource.RLIM_INFINITY and soft < files:

@@ -1,7 +1,7 @@
-"""Trackers of a run: TensorBoard, MLflow or trackio, behind one small adapter.
+"""Trackers of a run: TensorBoard, MLflow or trackio, behind a small adapter.
 
-Trackers come with the extra `track`. They receive the numbers of the record after
-each round; a tracker that fails is left out, and the run goes on.
+Trackers need the extra `track`. They receive the numbers of the record after
+each round; a tracker that fails is disabled, and the run continues.
 """
 
 import importlib
@@ -22,14 +22,14 @@ Say = Callable[[str], None]
 
 
 class Tracker(Protocol):
-    """What a tracker has to implement."""
+    """The interface of a tracker."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Numbers after a round; rounds are counted over all stages."""
+        """Log numbers after a round; rounds are counted over all stages."""
         ...
 
     def close(self) -> None:
-        """The run has ended, or was cut."""
+        """Close the tracker after the run has ended or was interrupted."""
         ...
 
 
@@ -54,7 +54,7 @@ class MLflow:
     def __init__(self, config: RunConfig, folder: Path) -> None:
         mlflow = importlib.import_module("mlflow")
         where = os.environ.get("MLFLOW_TRACKING_URI") or (folder / "mlruns").resolve().as_uri()
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # create no database
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # do not create a database
         self.client = mlflow.MlflowClient(where)
         experiment = self.client.get_experiment_by_name("atoll")
         home = experiment.experiment_id if experiment else self.client.create_experiment("atoll")
@@ -85,14 +85,14 @@ class Trackio:
 
 
 TRACKERS: Mapping[str, tuple[str, Callable[[RunConfig, Path], Tracker]]] = {
-    "tensorboard": ("tensorboard", TensorBoard),  # the module that must be there, the adapter
+    "tensorboard": ("tensorboard", TensorBoard),  # the required module, the adapter
     "mlflow": ("mlflow", MLflow),
     "trackio": ("trackio", Trackio),
 }
 
 
 def _flat(config: RunConfig) -> dict[str, Any]:
-    """The config as one level of names."""
+    """The config with nested keys flattened."""
     flat: dict[str, Any] = {}
     for name, value in vars(config).items():
         inner = value.items() if isinstance(value, dict) else [("", value)]
@@ -101,7 +101,7 @@ def _flat(config: RunConfig) -> dict[str, Any]:
 
 
 def values(events: Iterable[Event]) -> dict[str, float]:
-    """The named numbers of a round's events; means over sites and tasks."""
+    """The named numbers of a round's events: means over sites and tasks."""
     numbers: dict[str, float] = {}
     tests: dict[str, list[float]] = {}
     moved = {"up": 0, "down": 0}
@@ -119,7 +119,7 @@ def values(events: Iterable[Event]) -> dict[str, float]:
 
 
 def checked(names: Iterable[str]) -> list[str]:
-    """Refuse a tracker that does not exist or is not installed, before anything runs."""
+    """Refuse a tracker that does not exist or is not installed, before the run starts."""
     chosen = list(dict.fromkeys(names))
     for name in chosen:
         if name not in TRACKERS:
@@ -133,7 +133,7 @@ def checked(names: Iterable[str]) -> list[str]:
 
 
 class tracked:  # noqa: N801 - reads as a phrase: with tracked(...) as watch
-    """Sends the numbers of a run to trackers after each round, and calls `watch`."""
+    """Send the numbers of a run to trackers after each round, and call `watch`."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class tracked:  # noqa: N801 - reads as a phrase: with tracked(...) as watch
 
     def _tell(self, progress: Progress) -> None:
         self.watch(progress)
-        if not self.begun:  # only now is the run's folder there
+        if not self.begun:  # the run's folder exists only now
             self.begun = True
             for name in self.names:
                 self._safely(name, lambda name=name: self._begin(name))  # type: ignore[misc]
@@ -169,7 +169,7 @@ class tracked:  # noqa: N801 - reads as a phrase: with tracked(...) as watch
         self.open[name] = TRACKERS[name][1](self.config, self.folder)
 
     def _safely(self, name: str, work: Callable[[], None]) -> None:
-        """Report the failure of a tracker once; it never stops a run."""
+        """Call a tracker; report its first failure once and never stop the run."""
         try:
             work()
         except Exception as error:

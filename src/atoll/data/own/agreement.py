@@ -1,9 +1,9 @@
 """Tables that stay at their sites: what sites disclose before training to agree on columns.
 
 A site discloses keyed hashes of the names of its columns, and their types; of the common text
-columns then the levels; and the names of classes and stages. A name that only one site has is not
-told. (Who knows the key, as the coordinator does, can try out names: a hash hides no name that can
-be guessed.) Own columns, values, numbers of rows and everything else stay.
+columns their levels; and the names of classes and stages. A name that only one site has is not
+disclosed. (A holder of the key, such as the coordinator, can test names: a hash does not protect
+names that can be guessed.) Own columns, values, row counts and everything else stay at the site.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ NONE = np.empty(0, dtype=np.int64)
 
 
 class UntoldError(Exception):
-    """More of a column than this site discloses, and what its operator can do."""
+    """A request for more of a column than this site discloses, with the remedy for its operator."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(f"{what}: {remedy}")
@@ -51,17 +51,17 @@ class UntoldError(Exception):
 
 @dataclass(frozen=True)
 class Offer:
-    """Asks what is in a site's table."""
+    """Requests a description of a site's table."""
 
-    key: str  # of the hashes
+    key: str  # key of the hashes
 
 
 @dataclass(frozen=True)
 class Offered:
-    """What is in a site's table: hashes of names and types, in the file's order."""
+    """Describes a site's table: hashes of names, and types, in the file's order."""
 
     columns: dict[str, str]  # hash -> number, date, text or left out
-    classes: list[str]  # none where the label is a number
+    classes: list[str]  # empty if the label is a number
     stages: list[str]
 
 
@@ -74,7 +74,7 @@ class Agree:
 
 @dataclass(frozen=True)
 class Agreed:
-    """What else must be known of the common columns: gaps, and the levels of text."""
+    """Other properties of the common columns: gaps, and the levels of text."""
 
     gaps: dict[str, bool]
     levels: dict[str, list[str]]
@@ -91,23 +91,23 @@ class Common:
 
     @property
     def width(self) -> int:
-        """How many columns of numbers it makes."""
+        """The number of numeric columns it becomes."""
         return (len(self.levels) if self.kind == "text" else 1) + self.gaps
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What all sites and the server go by."""
+    """The plan that all sites and the server follow."""
 
     key: str
     columns: tuple[Common, ...]
-    left_out: tuple[str, ...]  # hashes of what some site leaves out, and so all do
-    classes: tuple[str, ...]  # one: the name of a label that is a number
+    left_out: tuple[str, ...]  # hashes of columns that some site excludes, so that all do
+    classes: tuple[str, ...]  # a single name for a numeric label
     stages: tuple[str, ...]
 
     @property
     def width(self) -> int:
-        """The columns of numbers that are common."""
+        """The number of common numeric columns."""
         return sum(column.width for column in self.columns)
 
 
@@ -117,7 +117,7 @@ def _hash(name: str, key: str) -> str:
 
 
 class OwnTable:
-    """One site's file, looked at once."""
+    """One site's file, read once."""
 
     def __init__(self, site: str, **values: Any) -> None:
         options = build(TableOptions, values, "[data]")
@@ -131,7 +131,7 @@ class OwnTable:
         sheet = open_sheet(files[0], options)
         contents = Contents(options.renamed(), (sheet,))
         profile_sheet(contents, sheet)
-        self._quantity = contents.options.task == "regression"  # the site says so itself
+        self._quantity = contents.options.task == "regression"  # the site sets it explicitly
         options = replace(contents.options, task=task_of(contents))
         contents = replace(contents, options=options)
         self.site, self.options = site, options
@@ -146,11 +146,11 @@ class OwnTable:
 
     @property
     def regression(self) -> bool:
-        """Whether the label is a number here; its values are never disclosed then."""
+        """Whether the label is a number here; its values are then never disclosed."""
         return self.options.task == "regression"
 
     def _whole_labels(self) -> bool:
-        """Whether labels are whole numbers, most of them distinct, as numbers of people are."""
+        """Whether labels are whole numbers and mostly distinct, as ids of people are."""
         counts = self.contents.classes[self.called]
         whole = all(label.lstrip("-").isdigit() for label in counts)
         return whole and 2 * len(counts) > counts.total()
@@ -160,7 +160,7 @@ class OwnTable:
         return name not in self.options.keep and identifies(name, profiles, kinds)
 
     def offered(self, request: Offer) -> Offered:
-        """What this table has."""
+        """Describe this table."""
         classes = sorted(self.contents.classes[self.called])
         if self.regression and (self._quantity or not self._whole_labels()):
             classes = []
@@ -186,7 +186,7 @@ class OwnTable:
             raise UntoldError(what, remedy)
 
     def agreed(self, request: Agree, key: str) -> Agreed:
-        """Gaps and levels of the common columns; of one that is left out here, nothing."""
+        """Gaps and levels of the common columns; empty for a column that is excluded here."""
         gaps, levels = dict[str, bool](), dict[str, list[str]]()
         requested = {*request.common}
         for name, kind in self.kinds.items():
@@ -210,7 +210,7 @@ class OwnTable:
         return options.levels != "local" and not self._leaves(name) and profile.distinct <= most
 
     def width(self, plan: Plan) -> int:
-        """How many columns of numbers the table becomes."""
+        """The number of numeric columns that the table becomes."""
         return sum(block.width for block in self._blocks(plan))
 
     def dataset(self, plan: Plan) -> Dataset:
@@ -276,7 +276,7 @@ def _shared(offers: Sequence[Offered], options: TableOptions) -> list[str]:
 
 
 def narrowing(offers: Mapping[str, Offered], options: TableOptions) -> str:
-    """Which site lacks the most columns that all others have; empty where none stands out."""
+    """The site that lacks the most columns that all others have; empty if no site stands out."""
     if len(offers) < 3:
         return ""
     counts = {
@@ -293,7 +293,7 @@ def narrowing(offers: Mapping[str, Offered], options: TableOptions) -> str:
 def planned(
     key: str, offers: Mapping[str, Offered], agreed: Mapping[str, Agreed], options: TableOptions
 ) -> Plan:
-    """What all go by."""
+    """The plan from all descriptions."""
     columns = []
     for hashed in common(offers, options):
         kind = next(iter(offers.values())).columns[hashed]
@@ -336,7 +336,7 @@ def _empty(plan: Plan) -> tuple[tuple[Holding, ...], tuple[Any, ...]]:
 
 
 def only_here(scenario: Scenario, plan: Plan, id: str, ids: Sequence[str], width: int) -> Scenario:
-    """A site's own scenario among all clients, of whom it knows the names alone."""
+    """A site's own scenario among all clients, of which it knows only the names."""
     none, untested = _empty(plan)
     own = np.arange(plan.width, width)
     holdings = tuple(Holding(h.train, h.valid, own) for h in scenario.holdings[id])
@@ -347,7 +347,7 @@ def only_here(scenario: Scenario, plan: Plan, id: str, ids: Sequence[str], width
 
 
 def elsewhere(plan: Plan, ids: Sequence[str], files: Sequence[str]) -> tuple[Dataset, Scenario]:
-    """What the server has of tables that are elsewhere: shapes and names, and no row."""
+    """What the server knows of remote tables: shapes and names, but no rows."""
     none, untested = _empty(plan)
     names = ", ".join(Path(file).name for file in files)
     labels = NONE.astype(float) if len(plan.classes) == 1 else NONE  # one: a number

@@ -1,10 +1,10 @@
-"""Which rows several tables share, found without showing the others (private set intersection).
+"""Finds the rows that several tables share without showing the others (private set intersection).
 
-The hub (the party with the labels) asks each other party in turn. Ids travel blinded by elliptic
-curve keys; in the end the hub sends salted digests of the ids that all have, which only somebody
-who holds them can read. Every party then orders its rows by id. The hub learns, beside the result,
-which of the ids that it still asks for each party lacks; the others learn how many ids the hub
-asked for, and the result.
+The hub (the party with the labels) asks each other party in turn. Ids are sent blinded by elliptic
+curve keys; in the end the hub sends salted digests of the common ids, which only a party that has
+the ids can match. Every party then orders its rows by id. Besides the result, the hub learns
+which of the remaining ids each party lacks; the others learn how many ids the hub
+requested, and the result.
 """
 
 import hashlib
@@ -36,14 +36,14 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, Any]
-FALSE_POSITIVES = 1e-9  # not used by the exact data structure, but asked for
-CORES = 2  # threads that encrypt at once
-SHOWN = 5  # ids or rows that an error names
+FALSE_POSITIVES = 1e-9  # required, but unused by the exact data structure
+CORES = 2  # threads that encrypt in parallel
+SHOWN = 5  # maximum number of ids or rows in an error
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A message of the protocol, as it would travel."""
+    """A message of the protocol, in its transmitted form."""
 
     sender: str
     receiver: str
@@ -53,21 +53,21 @@ class Sent:
 
 @dataclass(frozen=True)
 class Aligned:
-    """For each party the rows to take, in an order that is the same for all."""
+    """For each party the rows to select, in the same order for all."""
 
     rows: dict[str, Array]
     sent: list[Sent]
 
 
 def normalised(ids: Sequence[str], exact: bool = False) -> list[str]:
-    """Ids without space around them, in one case and one Unicode form; exact: as they are."""
+    """Normalise ids: strip whitespace, fold case and Unicode form; exact: return them unchanged."""
     if exact:
         return list(ids)
     return [unicodedata.normalize("NFKC", text).strip().casefold() for text in ids]
 
 
 def refuse_bad(ids: Sequence[str], where: str) -> None:
-    """Refuse empty and repeated ids: every id identifies one row."""
+    """Refuse empty and duplicate ids: every id must identify one row."""
     empty = [row for row, text in enumerate(ids) if not text.strip()]
     if empty:
         listed = ", ".join(map(str, empty[:SHOWN]))
@@ -81,7 +81,7 @@ def refuse_bad(ids: Sequence[str], where: str) -> None:
 
 
 def _psi() -> Any:
-    """The library, or what to do without it."""
+    """The library, or an error with install instructions."""
     try:
         import private_set_intersection.python as psi  # noqa: PLC0415 (an optional extra)
     except ImportError as error:
@@ -99,14 +99,14 @@ def _digest(salt: bytes, text: str) -> bytes:
 
 @dataclass
 class Spoke:
-    """A party that answers; its ids leave it blinded only."""
+    """A party that answers requests; its ids leave it only blinded."""
 
     name: str
     ids: list[str]
     _key: Any = field(default=None, repr=False)
 
     def setup(self, revision: int) -> bytes:
-        """Its own ids under its own key."""
+        """The party's ids, encrypted with its key."""
         psi = _psi()
         self._key = psi.server.CreateWithNewKey(True)
         message = self._key.CreateSetupMessage(
@@ -115,7 +115,7 @@ class Spoke:
         return bytes(message.SerializeToString())
 
     def respond(self, request: bytes) -> bytes:
-        """The hub's blinded ids under its own key too."""
+        """The hub's blinded ids, also encrypted with this party's key."""
         psi = _psi()
         parts, response = _halves(psi.Request, request), psi.Response()
         keys = [psi.server.CreateFromKey(self._key.GetPrivateKeyBytes(), True) for _ in parts]
@@ -125,7 +125,7 @@ class Spoke:
         return bytes(response.SerializeToString())
 
     def rows(self, common: bytes) -> Array:
-        """The rows whose ids all have, in the order of the ids."""
+        """The rows with common ids, in the order of the ids."""
         salt = common[:32]
         digests = {common[start : start + 32] for start in range(32, len(common), 32)}
         matches = [n for n, text in enumerate(self.ids) if _digest(salt, text) in digests]
@@ -144,21 +144,21 @@ class Hub:
 
     name: str
     ids: list[str]
-    left: list[int] = field(default_factory=list)  # rows whose ids all have that were asked so far
+    left: list[int] = field(default_factory=list)  # rows whose ids all parties asked so far have
     _key: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """At first all rows are left."""
+        """Start with all rows."""
         self.left = list(range(len(self.ids)))
 
     def request(self) -> bytes:
-        """The ids that are left, blinded."""
+        """A request with the remaining ids, blinded."""
         self._key = _psi().client.CreateWithNewKey(True)
         message = self._key.CreateRequest([self.ids[row] for row in self.left])
         return bytes(message.SerializeToString())
 
     def receive(self, setup: bytes, response: bytes) -> None:
-        """Keep the rows that the party has too."""
+        """Drop the rows that the party does not have."""
         psi = _psi()
         theirs, parts = psi.ServerSetup(), _halves(psi.Response, response)
         theirs.ParseFromString(setup)
@@ -174,19 +174,19 @@ class Hub:
         self.left = sorted(left)
 
     def common(self) -> bytes:
-        """Digests of the ids that all have; the salt is new each time."""
+        """Salted digests of the common ids; the salt is random."""
         salt = secrets.token_bytes(32)
         return salt + b"".join(sorted(_digest(salt, self.ids[row]) for row in self.left))
 
     def rows(self) -> Array:
-        """The rows whose ids all have, in the order of the ids."""
+        """The rows with common ids, in the order of the ids."""
         return _ordered(self.ids, self.left)
 
 
 def _halves(kind: Any, message: bytes) -> list[Any]:
-    """A request or response in pieces, in order: the library lets go of Python's lock.
+    """A request or response in ordered chunks: the library releases Python's global lock.
 
-    Each thread needs a key of its own, made of the same bytes.
+    Each thread needs a separate key object, made of the same bytes.
     """
     whole = kind()
     whole.ParseFromString(message)
@@ -207,7 +207,7 @@ def _ordered(ids: Sequence[str], rows: Sequence[int]) -> Array:
 
 
 def align(tables: Mapping[str, Sequence[str]], hub: str, exact: bool = False) -> Aligned:
-    """The rows that all tables share, by the ids of each; in this process, message by message."""
+    """The common rows of all tables, by the ids of each; runs the protocol in this process."""
     if hub not in tables:
         raise UserError(f"no table '{hub}'", "align", f"known: {', '.join(sorted(tables))}")
     _psi()
@@ -248,7 +248,7 @@ def assume_aligned(
     exact: bool = False,
     remedy: str = "align the tables without --assume-aligned",
 ) -> Aligned:
-    """All rows in their order, where every table has the same ids in the same order."""
+    """All rows in file order, if every table has the same ids in the same order."""
     ids = {name: normalised(values, exact) for name, values in tables.items()}
     first, *others = sorted(ids)
     refuse_bad(ids[first], first)

@@ -1,4 +1,4 @@
-"""What becomes of each column of the user's own tables: common, own, or left out, and why."""
+"""Decides for each column of own tables whether it is common, own or excluded, and why."""
 
 import re
 from collections import Counter
@@ -24,11 +24,11 @@ __all__ = [
     "offset_of", "refuse_mistakes", "shifted_codes", "without_case",
 ]  # fmt: skip
 
-ENOUGH = 20  # values below which nothing is suspected
-MOST_CODES = 100  # distinct whole numbers that are compared as codes
-STRAY = 0.9  # share of numbers from which a word among them is a mistake
+ENOUGH = 20  # minimum number of values for any suspicion
+MOST_CODES = 100  # distinct whole numbers compared as codes
+STRAY = 0.9  # share of numbers above which a word among them is a mistake
 IDENTIFIER = re.compile(r"(^|[ _-])(id|nr|no|number|index|key|uuid|unnamed.*)$", re.IGNORECASE)
-ODD_NUMBERS = (  # what is no number, and what it is called
+ODD_NUMBERS = (  # values that are not numbers, and their names
     (re.compile(r"^[<>=~≤≥]+ *[-+]?[0-9.,]+$"), "a number after a sign such as <"),
     (re.compile(r"^[-+]?[0-9]{1,3}([,' ][0-9]{3})+(\.[0-9]*)?$"), "a number with grouped digits"),
     (re.compile(r"^[-+]?[0-9]+,[0-9]+$"), "a decimal comma"),
@@ -39,7 +39,7 @@ ODD_DATE = re.compile(r"^\d{1,4}[./-]\d{1,2}[./-]\d{1,4}( .*)?$")
 
 
 class Finding(NamedTuple):
-    """Something worth knowing before anything trains, and what atoll does about it."""
+    """A remark before training, with what atoll does about it."""
 
     what: str
     action: str
@@ -47,27 +47,27 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Column:
-    """A column, who has it, and what becomes of it."""
+    """A column, the sites that have it, and its role."""
 
     name: str
-    kind: str  # number, date, text; or several where sites differ
-    where: str  # common, own, left out
+    kind: str  # number, date, text; or several if sites differ
+    where: str  # common, own or excluded
     sites: tuple[str, ...]
-    missing: dict[str, int]  # rows without a value, by site
+    missing: dict[str, int]  # number of rows without a value, by site
     treatment: str
 
 
 @dataclass
 class ColumnPlan:
-    """What becomes of every column."""
+    """The roles of all columns."""
 
     contents: Contents
     sites: tuple[str, ...]
-    leaks: bool = True  # whether to look for columns that give the label away
+    leaks: bool = True  # whether to search for columns that leak the label
     columns: list[Column] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
-    rare: dict[str, list[str]] = field(default_factory=dict)  # levels without a column of their own
+    rare: dict[str, list[str]] = field(default_factory=dict)  # levels without a separate column
 
     @property
     def options(self) -> TableOptions:
@@ -92,7 +92,7 @@ class ColumnPlan:
             raise unusable("no common column", where, remedy)
 
     def _named(self, name: str) -> str:
-        """What becomes of the columns of ids and people; empty for any other."""
+        """The role of columns with ids or people; empty for all others."""
         rules = [self.options.rules(site) for site in self.sites]
         if any(name == rule.group for rule in rules):
             return "group: rows stay in one split; no input"
@@ -184,7 +184,7 @@ class ColumnPlan:
     def _suspect(
         self, name: str, profiles: Mapping[str, Profile], kinds: Mapping[str, Kind], common: bool
     ) -> None:
-        """Note conflicts between sites and columns that give the label away."""
+        """Note conflicts between sites, and columns that leak the label."""
         several = {*kinds.values()}
         if len(several) > 1:
             listed = ", ".join(f"{kind} at {site}" for site, kind in kinds.items())
@@ -231,7 +231,7 @@ class ColumnPlan:
 def leaks_of(
     name: str, profiles: Mapping[str, Profile], kinds: Mapping[str, Kind | Literal[""]]
 ) -> list[Finding]:
-    """The findings that a column, or that it has a value, predicts the label almost alone."""
+    """Findings that a column, or whether it is missing, predicts the label almost alone."""
     by_value, by_gaps = list[str](), list[str]()
     for site, profile in profiles.items():
         present = [(value, label) for value, label in profile.sample if value is not None]
@@ -255,7 +255,7 @@ def leaks_of(
 
 
 def shifted_codes(levels: Mapping[str, Collection[str]]) -> str:
-    """Two sites whose whole numbers are those of the other plus one; empty if there are none."""
+    """Two sites whose whole numbers differ by a shift of one; empty if there are none."""
     codes = dict[str, list[int]]()
     for site, own in levels.items():
         if 1 < len(own) <= MOST_CODES and all(WHOLE.fullmatch(level) for level in own):
@@ -268,7 +268,7 @@ def shifted_codes(levels: Mapping[str, Collection[str]]) -> str:
 
 
 def _in_words(codes: Sequence[int]) -> str:
-    """The codes as a range where there is no gap."""
+    """The codes as a range if it has no gap."""
     if len(codes) > 2 and codes[-1] - codes[0] == len(codes) - 1:
         return f"{codes[0]} to {codes[-1]}"
     return ", ".join(map(str, codes[:6])) + (", ..." if len(codes) > 6 else "")
@@ -277,7 +277,7 @@ def _in_words(codes: Sequence[int]) -> str:
 def refuse_mistakes(
     name: str, profile: Profile, kind: Kind, options: TableOptions, path: str
 ) -> None:
-    """Refuse what is surely a mistake: words among numbers, dates of another form."""
+    """Refuse certain mistakes: words among numbers, dates in another format."""
     if kind == "number" and profile.huge:
         sheet, row, text = profile.huge
         what = f"'{text}' in the column '{name}' is too large a number"
@@ -309,7 +309,7 @@ def make_block(
     start: int = 0,
     site: str = "",
 ) -> Block:
-    """How a column becomes numbers, by all that is known of it."""
+    """How a column becomes numeric, from all that is known of it."""
     levels: tuple[str, ...] = ()
     if kind == "text":
         counts: Counter[str] = sum((p.counts for p in profiles), Counter())
@@ -320,7 +320,7 @@ def make_block(
 
 
 def offset_of(kind: Kind, profiles: Sequence[Profile]) -> float:
-    """What is taken from a column's numbers before they are rounded."""
+    """The offset to subtract from a column's numbers before rounding to float32."""
     if kind == "text":
         return 0.0
     ends = [(p.first, p.final) if kind == "date" else (p.low, p.high) for p in profiles]
@@ -328,7 +328,7 @@ def offset_of(kind: Kind, profiles: Sequence[Profile]) -> float:
 
 
 def identifies(name: str, profiles: Mapping[str, Profile], kinds: Mapping[str, Any]) -> bool:
-    """Whether a column identifies rows and carries little else, at any site."""
+    """Whether a column identifies rows and has little other information, at any site."""
     for site, profile in profiles.items():
         if profile.present < ENOUGH:
             continue
@@ -343,7 +343,7 @@ def identifies(name: str, profiles: Mapping[str, Profile], kinds: Mapping[str, A
 
 
 def _mixed(name: str, profiles: Mapping[str, Profile], kinds: Mapping[str, Kind]) -> str:
-    """A site that has words among the numbers of a column which no other site finds odd."""
+    """A site with words among the numbers of a column, if no other site finds these unusual."""
     numbers = {site: profiles[site] for site, kind in kinds.items() if kind == "number"}
     if IDENTIFIER.search(name) or (numbers and identifies(name, numbers, kinds)):
         return ""
@@ -355,8 +355,8 @@ def _mixed(name: str, profiles: Mapping[str, Profile], kinds: Mapping[str, Kind]
 
 
 def _odd_value(profile: Profile, site: str) -> str:
-    """Where the first word among numbers is, and of which kind."""
-    assert profile.word is not None  # else it would be a column of numbers
+    """The position and kind of the first word among numbers."""
+    assert profile.word is not None  # otherwise the column would be numeric
     sheet, row, text = profile.word
     description = next((words for form, words in ODD_NUMBERS if form.match(text)), "a word")
     place = line_of(sheet, row).removeprefix(f"{sheet.path}, ")
@@ -368,5 +368,5 @@ def _listed(kinds: Mapping[str, Kind]) -> str:
 
 
 def without_case(text: str) -> str:
-    """A name without capitals and blanks."""
+    """A name in lower case without blanks."""
     return "".join(text.casefold().split())

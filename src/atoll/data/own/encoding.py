@@ -1,4 +1,4 @@
-"""Text columns become numbers: how a value is read, and how a column is written as numbers."""
+"""Encodes columns of text as numbers: parses values, and expands columns to numeric ones."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,26 +16,26 @@ Kind = Literal["number", "date", "text"]
 NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,2})?$"
 COMMA = r"^[-+]?[0-9]+,[0-9]+$"
 DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?Z?)?$"
-LARGEST = 1e30  # a number beyond it does not fit the arithmetic of the networks
-FAR = 1e4  # times its spread that a column is from 0, from which float32 keeps too little of it
+LARGEST = 1e30  # larger numbers do not fit the arithmetic of the networks
+FAR = 1e4  # distance from 0 in units of its spread, beyond which float32 loses precision
 DAY = 86_400.0  # seconds
 
 
 @dataclass(frozen=True)
 class Block:
-    """A column of a file as columns of numbers: itself or its levels, and whether it is missing."""
+    """How a column of a file becomes numeric: itself or its levels, and whether it is missing."""
 
     column: str
     kind: Kind
-    levels: tuple[str, ...]  # of text
-    missing: bool  # whether one more column says that the value is missing
-    start: int  # the first of its columns
-    site: str = ""  # the only site that has it; empty: any site that has the column
-    offset: float = 0.0  # taken from a number before it is rounded; see `offset`
+    levels: tuple[str, ...]  # levels of text
+    missing: bool  # whether another column marks missing values
+    start: int  # index of the first of its columns
+    site: str = ""  # the only site with it; empty: any site that has the column
+    offset: float = 0.0  # subtracted from numbers before rounding; see `offset`
 
     @property
     def width(self) -> int:
-        """How many columns it makes."""
+        """The number of its columns."""
         return (len(self.levels) if self.kind == "text" else 1) + self.missing
 
     @property
@@ -48,15 +48,15 @@ class Block:
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> "Block":
-        """A block as a recipe has it."""
+        """A block from its form in a recipe."""
         return Block(**{**values, "levels": tuple(values["levels"])})
 
 
 def as_numbers(text: pa.Array, comma: bool) -> pa.Array:
-    """Numbers where the text is one, else null; true and false are 1 and 0."""
+    """Parse numbers; null for other text; true and false are 1 and 0."""
     fits = pc.match_substring_regex(text, NUMBER)
     if pc.all(fits, min_count=0).as_py() and not pc.any(pc.starts_with(text, "+")).as_py():
-        return text.cast(pa.float64())  # the common case, and several times quicker
+        return text.cast(pa.float64())  # the common case, and several times faster
     lower = pc.utf8_lower(text)
     text = pc.if_else(pc.equal(lower, "true"), "1", pc.if_else(pc.equal(lower, "false"), "0", text))
     if comma:
@@ -68,13 +68,13 @@ def as_numbers(text: pa.Array, comma: bool) -> pa.Array:
 
 
 def as_dates(text: pa.Array) -> pa.Array:
-    """Days since 1970 where the text is a date as 2024-03-31 or 2024-03-31 12:30, else null."""
+    """Days since 1970 of dates such as 2024-03-31 or 2024-03-31 12:30; null for other text."""
     fits = pc.match_substring_regex(text, DATE)
     bare = pc.replace_substring_regex(text, "Z$", "")
     dates = pc.if_else(fits, bare, pa.scalar(None, pa.string()))
     try:
         stamps = dates.cast(pa.timestamp("us"))
-    except pa.ArrowInvalid:  # the 31st of February: no date, one by one
+    except pa.ArrowInvalid:  # an impossible date such as 31 February: parse one by one
         stamps = pa.array([_stamp(value) for value in dates.to_pylist()], pa.timestamp("us"))
     microseconds = stamps.cast(pa.int64()).cast(pa.float64(), safe=False)
     return pc.divide(microseconds, 1e6 * DAY)
@@ -88,7 +88,7 @@ def _stamp(value: str | None) -> datetime | None:
 
 
 def offset(low: float, high: float) -> float:
-    """The offset that keeps numbers distinct in float32: 0 unless they lie far from 0."""
+    """The offset that keeps numbers distinct in float32: 0 unless they are far from 0."""
     spread = high - low
     return low if 0 < FAR * spread < max(abs(low), abs(high)) else 0.0
 

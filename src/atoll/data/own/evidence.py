@@ -1,4 +1,4 @@
-"""What the values of one column say about it: missing codes, identifiers, people, dates, units."""
+"""Detects properties of a column from its values: missing codes, ids, people, dates, units."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -17,20 +17,20 @@ __all__ = [
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
-ENOUGH: Final = 20  # values below which nothing is suspected
+ENOUGH: Final = 20  # minimum number of values for any suspicion
 CODES: Final = (
     0.0, -1.0, -7.0, -8.0, -9.0, -77.0, -88.0, -99.0, -777.0, -888.0, -999.0, -9999.0,
     9.0, 77.0, 88.0, 99.0, 777.0, 888.0, 999.0, 7777.0, 8888.0, 9999.0, 99999.0,
 )  # fmt: skip
-MOSTLY: Final = 0.7  # share of numbers from which words without a digit say that one is missing
-MOST_MISSING: Final = 0.6  # share of rows above which a value is no code for missing
+MOSTLY: Final = 0.7  # share of numbers from which words without a digit mark missing values
+MOST_MISSING: Final = 0.6  # maximum share of rows of a code for missing values
 MONTH: Final = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 ODD_DATE: Final = re.compile(
     rf"^(\d{{1,4}}[./-]\d{{1,2}}[./-]\d{{1,4}}|\d{{1,2}}[ .-]?{MONTH}[ .-]?\d{{2,4}}"
     rf"|{MONTH} \d{{1,2}}, \d{{4}}|(19|20)\d{{2}}[01]\d[0-3]\d)([ T].*)?$",
     re.I,
 )
-EARLIEST: Final = 19_000_101  # of dates written as 20240331
+EARLIEST: Final = 19_000_101  # range of dates written as 20240331
 LATEST: Final = 20_991_231
 NAMED_ID: Final = re.compile(r"(^|[ _.-])(id|nr|nbr|no|number|index|key|uuid|unnamed.*)$", re.I)
 NAMED_PERSON: Final = re.compile(
@@ -38,12 +38,12 @@ NAMED_PERSON: Final = re.compile(
     r"|mrn|case|pid|pat|ssn|nhs)([ _.-]|$)", re.I
 )  # fmt: skip
 SUFFIX: Final = re.compile(r"^[-+]?[0-9]+(?:[.,][0-9]+)? *([^0-9\s.,][^0-9]*)$")
-CONVERSIONS: Final = {  # factors between units in use, and what they convert
+CONVERSIONS: Final = {  # factors between common units, and the units they convert
     38.67: "cholesterol, mmol/l to mg/dl", 18.016: "glucose, mmol/l to mg/dl",
     88.4: "creatinine, mg/dl to µmol/l", 113.12: "creatinine, g/l to µmol/l",
     10.0: "", 100.0: "", 1000.0: "", 1e6: "",
 }  # fmt: skip
-CLOSE: Final = 0.15  # relative distance of a ratio from a factor that it may be
+CLOSE: Final = 0.15  # relative tolerance of a ratio around a factor
 MONTHS: Final = (
     "january", "february", "march", "april", "may", "june", "july", "august", "september",
     "october", "november", "december",
@@ -52,7 +52,7 @@ DAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday
 
 
 def numbers(profile: Profile, comma: bool, suffix: str = "") -> tuple[Array, Array]:
-    """The distinct numbers of a column without a suffix, sorted, and how many rows have each."""
+    """The sorted distinct numbers of a column without a suffix, with their row counts."""
     text = [*profile.counts]
     if suffix:
         text = [value.removesuffix(suffix).rstrip() for value in text]
@@ -65,18 +65,18 @@ def numbers(profile: Profile, comma: bool, suffix: str = "") -> tuple[Array, Arr
 
 
 def _quantile(values: Array, counts: Array, share: float) -> float:
-    """The smallest value that this share of the rows does not exceed."""
+    """The smallest value that at least this share of the rows does not exceed."""
     total = np.cumsum(counts)
     return float(values[np.searchsorted(total, share * total[-1])])
 
 
 def median(values: Array, counts: Array) -> float:
-    """The median of values that several rows have."""
+    """The median of values with row counts."""
     return _quantile(values, counts, 0.5)
 
 
 def missing_codes(values: Array, counts: Array) -> list[str]:
-    """Codes at either end that lie further from all other values than these are spread."""
+    """Codes at either end that are further from all other values than the spread of these."""
     codes, total = list[str](), int(counts.sum())
     if total < ENOUGH:
         return []
@@ -106,7 +106,7 @@ def is_code(values: Array) -> bool:
 
 
 def _looks_like_a_key(profile: Profile, name: str) -> bool:
-    """Whether values are written as keys are: words with digits, or numbers of equal length."""
+    """Whether values look like keys: words with digits, or numbers of equal length."""
     first = next(iter(profile.counts))
     if profile.numbers == profile.present:
         lengths = {len(value) for value in profile.counts}
@@ -117,7 +117,7 @@ def _looks_like_a_key(profile: Profile, name: str) -> bool:
 
 
 def is_identifier(profile: Profile, name: str) -> bool:
-    """Whether a column names rows: every value another, written as keys are or counting rows."""
+    """Whether a column identifies rows: unique values that look like keys or count rows."""
     if profile.present < ENOUGH or profile.distinct < profile.present or profile.dates:
         return False
     counting = (
@@ -128,7 +128,7 @@ def is_identifier(profile: Profile, name: str) -> bool:
 
 
 def is_person(profile: Profile, name: str) -> bool:
-    """Whether rows belong together by a column: keys that repeat, in blocks or by their name."""
+    """Whether a column groups rows: keys that repeat, in blocks or by their name."""
     present, distinct = profile.present, profile.distinct
     if not max(10, present / 10) <= distinct < present or present < ENOUGH or profile.dates:
         return False
@@ -138,10 +138,10 @@ def is_person(profile: Profile, name: str) -> bool:
 
 
 def date_formats(profile: Profile) -> list[str] | None:
-    """The form of all dates of a column, two if day or month may be first; None without dates.
+    """The format of all dates of a column, two if day and month are ambiguous; None without dates.
 
-    Digits alone, as 20240331, are dates only if all of them are. Dates as 2024-03-31 may be among
-    dates of another form.
+    Digits alone, such as 20240331, are dates only if all values are. Dates as 2024-03-31 may occur
+    together with dates in another format.
     """
     digits = profile.numbers == profile.present
     if digits and not (profile.whole and profile.low >= EARLIEST and profile.high <= LATEST):
@@ -156,11 +156,11 @@ def date_formats(profile: Profile) -> list[str] | None:
         return None
     if fits == [DAY_FIRST, MONTH_FIRST] and not all("." in date for date in odd):
         return fits
-    return fits[:1]  # the short and the long name of May are the same
+    return fits[:1]  # the short and the long name of May are equal
 
 
 def stray_words(profile: Profile, comma: bool) -> list[str]:
-    """Up to three words among numbers: values that somebody did not have; else nothing."""
+    """Up to three words among numbers that mark missing values; else empty."""
     if not MOSTLY * profile.present <= profile.numbers < profile.present or profile.present < 10:
         return []
     texts = [*profile.counts]
@@ -174,7 +174,7 @@ def stray_words(profile: Profile, comma: bool) -> list[str]:
 
 
 def unit_suffix(profile: Profile) -> str:
-    """The one suffix of numbers such as 45% or 12 mg; empty if there is none, or several."""
+    """The single suffix of numbers such as 45% or 12 mg; empty if there is none, or several."""
     if profile.present < ENOUGH or profile.numbers == profile.present:
         return ""
     suffixes = dict[str, int]()
@@ -187,7 +187,7 @@ def unit_suffix(profile: Profile) -> str:
 
 
 def conversion(ratio: float) -> tuple[float, str]:
-    """The factor that a ratio of medians probably is, and what it converts."""
+    """The factor that a ratio of medians probably is, and the units it converts."""
     size = max(ratio, 1 / ratio)
     factor = min(CONVERSIONS, key=lambda candidate: abs(size / candidate - 1))
     words = CONVERSIONS[factor]
@@ -199,7 +199,7 @@ def conversion(ratio: float) -> tuple[float, str]:
 
 
 def stage_order(stages: Collection[str], current: Sequence[str]) -> list[str]:
-    """The order of stages by the calendar or by their numbers; empty if it is the present one."""
+    """The order of stages by the calendar or by number; empty if it is the current one."""
     lower = {stage.casefold(): stage for stage in stages}
     for names in (MONTHS, DAYS):
         short = {name[:3]: place for place, name in enumerate(names)}

@@ -1,4 +1,4 @@
-"""Data in memory become files of a run: tables as Parquet, images as npz."""
+"""Converts data in memory to files of a run: tables to Parquet, images to npz."""
 
 import hashlib
 import io
@@ -19,7 +19,7 @@ __all__ = ["with_files", "with_images"]
 
 
 def with_files(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The options of `data` with a Parquet file for each table in memory, kept below `folder`.
+    """The options of `data` with a Parquet file for each table in memory, stored below `folder`.
 
     `files` may be a dictionary of tables by site: anything that exports Arrow streams, as
     DataFrames of pandas and polars do. Equal tables have equal files.
@@ -34,7 +34,7 @@ def with_files(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def with_images(
     sites: Mapping[str, Any], options: Mapping[str, Any], folder: Path
 ) -> dict[str, Any]:
-    """The options of `data` with a file for each site's images in memory, kept below `folder`."""
+    """The options of `data` with a file for each site's images in memory, stored below `folder`."""
     contents = {}
     chosen = dict(options)
     for site, images in sites.items():
@@ -55,7 +55,7 @@ def _file_name(site: Any, ending: str) -> str:
 
 
 def _written(contents: Mapping[str, bytes], count: int, folder: Path) -> list[str]:
-    """Write files into a folder that is named by their content; their paths."""
+    """Write files to a folder named by their content; returns their paths."""
     if len(contents) < count:
         what = "two sites have names that differ in blanks and signs alone"
         raise UserError(what, "data", "rename one of them")

@@ -1,7 +1,7 @@
-"""Harmonising: rules that bring the files of several sites to the same names, words and units.
+"""Harmonising: rules that map the files of several sites to the same names, words and units.
 
-Rules apply to every file as it is read, before anything is counted. A run stores them in its
-recipe, so that a prediction applies the same.
+Rules apply to every file when it is read, before anything is counted. A run stores them in its
+recipe, so that predictions apply the same rules.
 """
 
 import json
@@ -34,8 +34,8 @@ DATE_FORMS: Final = (
     "%Y-%m-%d %H:%M:%S%z", "%d-%b-%Y", "%d-%b-%y", "%d%b%Y", "%d %b %Y", "%d %B %Y", "%b %d, %Y",
     "%B %d, %Y",
 )  # fmt: skip
-A_FEW: Final = 100  # dates that a form has to fit before all are read with it
-MARK: Final = b"atoll.harmonised"  # metadata of rows that rules were applied to: units apply once
+A_FEW: Final = 100  # minimum number of dates that must fit a format to read all with it
+MARK: Final = b"atoll.harmonised"  # metadata of rows after applying rules: units apply only once
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,14 @@ class Rules:
 
 
 def merge(general: Rules, own: Rules | None) -> Rules:
-    """The rules of a site: its own entries before those of all sites; columns by their new name."""
+    """The rules of a site: its own entries override those for all sites; columns by new name."""
     if own is None:
         own = Rules()
     rename = {**general.rename, **own.rename}
     tables = dict[str, Any]()
     for name in ("values", "units", "missing", "dates"):
         tables[name] = {}
-        for entries in (getattr(general, name), getattr(own, name)):  # a site's own come last
+        for entries in (getattr(general, name), getattr(own, name)):  # a site's own rules come last
             tables[name] |= {rename.get(column, column): entry for column, entry in entries.items()}
     labels = {**general.labels, **own.labels}
     for name in ("id", "group", "weights"):
@@ -100,7 +100,7 @@ def merge(general: Rules, own: Rules | None) -> Rules:
 
 
 def refuse_bad_rules(rules: Rules) -> None:
-    """Refuse entries that contradict each other, and a reference that is no date."""
+    """Refuse contradictory entries, and a reference that is not a date."""
     for option, entries in (("rename", rules.rename), ("labels", rules.labels)):
         for name, target in entries.items():
             if entries.get(target, target) != target:
@@ -118,7 +118,7 @@ def refuse_bad_rules(rules: Rules) -> None:
 def harmonise(
     batch: pa.RecordBatch, rules: Rules, label: str, comma: bool = False
 ) -> pa.RecordBatch:
-    """The rows of one site under its rules; applying them again changes nothing."""
+    """Apply a site's rules to its rows; applying them again changes nothing."""
     mark = json.dumps(asdict(rules), sort_keys=True).encode()
     metadata = batch.schema.metadata or {}
     if rules.empty or metadata.get(MARK) == mark:
@@ -130,7 +130,7 @@ def harmonise(
         columns[name] = _mapped(plain_labels(columns[name]), rules.values[name])
     for name in rules.units.keys() & columns.keys():
         columns[name] = _converted(columns[name], rules.units[name], comma)
-    written = dict(columns)  # a date may count from a column that is counted itself
+    written = dict(columns)  # a date may count from a column that is itself converted
     for name in rules.dates.keys() & columns.keys():
         columns[name] = _dated(written[name], rules.dates[name], rules.dates, written)
     if label in columns:
@@ -145,7 +145,7 @@ def plain_labels(text: pa.Array) -> pa.Array:
 
 
 def _mapped(text: pa.Array, names: Mapping[str, str]) -> pa.Array:
-    """Values by the name of what they mean."""
+    """Replace values by their meaning."""
     if not names:
         return text
     places = pc.index_in(text, pa.array([*names], pa.string()))
@@ -153,7 +153,7 @@ def _mapped(text: pa.Array, names: Mapping[str, str]) -> pa.Array:
 
 
 def _without(text: pa.Array, codes: Iterable[str], comma: bool) -> pa.Array:
-    """Text without the codes of missing values; 999 is also 999.0."""
+    """Text without the codes of missing values; 999 also matches 999.0."""
     words = pa.array(list(codes), pa.string())
     numbers = as_numbers(words, comma).drop_null()
     values = as_numbers(text, comma)
@@ -162,7 +162,7 @@ def _without(text: pa.Array, codes: Iterable[str], comma: bool) -> pa.Array:
 
 
 def _converted(text: pa.Array, unit: Unit, comma: bool) -> pa.Array:
-    """Numbers in another unit; what is no number stays, and is reported where it stands."""
+    """Numbers in another unit; other text stays, and is reported by its line."""
     bare = text
     if unit.suffix:
         ends = pc.ends_with(text, unit.suffix)
@@ -174,14 +174,14 @@ def _converted(text: pa.Array, unit: Unit, comma: bool) -> pa.Array:
 
 
 def parse_dates(text: pa.Array, format: str) -> pa.Array:
-    """Dates as 2024-03-31 or 2024-03-31T12:30:00; null where the text is none of this format."""
+    """Parse dates as 2024-03-31 or 2024-03-31T12:30:00; null for text in another format."""
     coded = text.dictionary_encode()
     values = coded.dictionary.to_pylist()
     parsed: list[str | None] = [None] * len(values)
     rest = list(range(len(values)))
     for form in FORMATS.get(format, (format,)):
         clocks = ("",) if re.search("%[HIcX]", form) else TIMES
-        for clock in clocks:  # one form after another: strptime caches few forms
+        for clock in clocks:  # one format after another: strptime caches few formats
             for place in rest:
                 parsed[place] = _parsed(values[place], form + clock)
             rest = [place for place in rest if parsed[place] is None]
@@ -189,7 +189,7 @@ def parse_dates(text: pa.Array, format: str) -> pa.Array:
 
 
 def fitting_forms(dates: Sequence[str]) -> list[str]:
-    """The common forms that all dates have."""
+    """The common formats that all dates fit."""
     return [form for form in DATE_FORMS if _fits(dates[:A_FEW], form) and _fits(dates, form)]
 
 
@@ -202,7 +202,7 @@ def _parsed(value: str, form: str) -> str | None:
         moment = datetime.strptime(value, form)
     except ValueError:
         return None
-    local = moment.replace(tzinfo=None)  # the clock at that place
+    local = moment.replace(tzinfo=None)  # the local time there
     return local.isoformat() if re.search("%[HIcX]", form) else local.date().isoformat()
 
 
@@ -212,7 +212,7 @@ def _dated(
     rules: Mapping[str, DateRule],
     columns: Mapping[str, pa.Array],
 ) -> pa.Array:
-    """Dates in the usual form, or days since a reference; what is no date stays."""
+    """Dates in the standard format, or days since a reference; other text stays."""
     dates = _usual(text, rule.format)
     if not rule.since:
         return dates

@@ -1,7 +1,7 @@
 """The user's own images: a folder, an npz file or a Parquet file for each site.
 
 A folder has one folder of PNG, JPEG, ... for each class, or `train` and `test` with these in them;
-what is in `val` beside them is trained on too, for a run draws its own validation rows.
+images in `val` beside them are also training images, as a run draws its own validation rows.
 An npz file has `x` and `y`, or x_train, y_train, x_test, y_test: images uint8 as N x H x W or
 N x H x W x 3, and, for classes that have names, `classes`. A Parquet file has a column of encoded
 images and one of labels. All images are brought to one size and number of channels.
@@ -45,13 +45,13 @@ KINDS: Final = "a folder of images, an .npz or a .parquet file"
 
 @dataclass(frozen=True)
 class _SiteImages:
-    """What one site has."""
+    """The images of one site."""
 
     x: Array  # (rows, channels, height, width) uint8
     labels: list[str]
-    test: Array | None  # (rows,) bool, where the site has its own train/test split
-    classes: tuple[str, ...]  # all that it names, with or without rows
-    names: tuple[str, ...] = ()  # of the files, where each image is one
+    test: Array | None  # (rows,) bool, if the site has its own train/test split
+    classes: tuple[str, ...]  # all named classes, with or without rows
+    names: tuple[str, ...] = ()  # file names, if each image is a file
 
 
 def image_files(
@@ -62,7 +62,7 @@ def image_files(
     label: str = "label",
     classes: tuple[str, ...] = (),
 ) -> Dataset:
-    """Images of your own: a folder, npz or Parquet file for each site, all of the same classes."""
+    """Load own images: a folder, npz or Parquet file for each site, all with the same classes."""
     if len(images) < 2:
         remedy = "write images = ['scanner-a', 'scanner-b.npz'], one for each site"
         raise UserError("fewer than two sites", "data.images", remedy)
@@ -92,7 +92,7 @@ def image_files(
 
 
 def _refuse_site(path: Path, site: _SiteImages, classes: Sequence[str], parted: bool) -> None:
-    """Refuse a class that is not known, and test images at some sites alone."""
+    """Refuse an unknown class, and test images at only some sites."""
     for name in site.labels:
         if name not in classes:
             what = f"class '{name[:80]}' is not among the {len(classes)} classes"
@@ -115,7 +115,7 @@ def broken_images(images: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def file_sizes(path: Path, image: str = "image") -> Counter[str]:
-    """The images of a site by height, width and channels, before they are fitted to one size."""
+    """The images of a site by height, width and channels, before resizing."""
     from PIL import Image  # noqa: PLC0415 (few runs need it)
 
     if path.suffix == ".npz":
@@ -128,7 +128,7 @@ def file_sizes(path: Path, image: str = "image") -> Counter[str]:
         sources = [io.BytesIO(c["bytes"] if isinstance(c, dict) else c) for c in cells]
     sizes = Counter[str]()
     for source in sources:
-        with Image.open(source) as opened:  # reads the header alone
+        with Image.open(source) as opened:  # reads only the header
             channels = 3 if opened.mode == "P" else len(opened.getbands())  # P: a palette
             sizes[_size(opened.height, opened.width, channels)] += 1
     return sizes
@@ -139,7 +139,7 @@ def _size(height: int, width: int, channels: int = 1) -> str:
 
 
 def unlabelled(path: Path, shape: Shape, image: str = "image") -> Array:
-    """All images of a folder (with those below it), npz or Parquet file, in a fixed order."""
+    """All images of a folder (recursively), npz or Parquet file, in a fixed order."""
     _present(path)
     if path.is_dir():
         return _pictures(path, _below(path), shape)
@@ -155,9 +155,9 @@ def unlabelled(path: Path, shape: Shape, image: str = "image") -> Array:
 def some_images(
     path: Path, shape: Shape, image: str, label: str
 ) -> tuple[Array, list[str], list[str] | None]:
-    """Images that may or may not have labels: the images, their names, their labels.
+    """Read images with or without labels: the images, their names, their labels.
 
-    Images of a site's own file have the order in which a run reads that file.
+    Images of a site's own file are in the order in which a run reads that file.
     """
     _present(path)
     if path.is_dir():
@@ -184,7 +184,7 @@ def some_images(
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The names of sites: the names of their files, each unique."""
+    """Unique names of sites, from the names of their files."""
     names = [path.stem if path.suffix in (".npz", ".parquet") else path.name for path in paths]
     for name in names:
         if names.count(name) > 1:
@@ -193,7 +193,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _agreed(paths: Sequence[Path], sites: Sequence[_SiteImages]) -> tuple[str, ...]:
-    """The classes, which must be the same at all sites: they are the outputs of the networks."""
+    """The classes, which must be equal at all sites: they are the outputs of the networks."""
     first = sites[0].classes
     for path, site in zip(paths[1:], sites[1:], strict=True):
         other = sorted({*first} ^ {*site.classes})
@@ -206,7 +206,7 @@ def _agreed(paths: Sequence[Path], sites: Sequence[_SiteImages]) -> tuple[str, .
 
 
 def _refuse_spellings(path: Path, classes: Sequence[str], others: Sequence[str]) -> None:
-    """Refuse names of classes that differ in capitals or signs alone."""
+    """Refuse names of classes that differ only in case or punctuation."""
     counts = {"one": dict.fromkeys(classes, 1), "other": dict.fromkeys(others, 1)}
     for one, usual in same_classes(counts).items():
         what = f"the classes '{usual}' and '{one}' look like the same class"
@@ -229,7 +229,7 @@ def _site(path: Path, shape: Shape, columns: tuple[str, str]) -> _SiteImages:
 
 
 def _folder(path: Path, shape: Shape) -> _SiteImages:
-    """A folder for each class; or train and test, each with these."""
+    """Read a folder per class; or train and test, each with these."""
     parts = _parts(path)
     parted = len(parts) > 1 and parts[-1].name.lower() == "test"
     labels, pictures, counts, classes = list[str](), list[Path](), list[int](), set[str]()
@@ -253,7 +253,7 @@ def _folder(path: Path, shape: Shape) -> _SiteImages:
 
 
 def _parts(path: Path) -> list[Path]:
-    """The folders that have folders of classes: this one; or train, validation and last test."""
+    """The folders that contain folders of classes: this one; or train, validation and last test."""
     inside = {child.name.lower(): child for child in sorted(path.iterdir()) if _shown(child)}
     if len(inside) < 2 or not {*inside} <= {"train", "test", *VALIDATION}:
         return [path]
@@ -268,7 +268,7 @@ def _shown(path: Path) -> bool:
 
 
 def _below(path: Path) -> list[Path]:
-    """The images in a folder and below it, by name."""
+    """The images in a folder and below, sorted by name."""
     paths = [p for p in path.rglob("*") if p.suffix.lower() in ENDINGS and p.is_file()]
     return sorted(paths, key=lambda p: p.relative_to(path).parts)
 
@@ -294,7 +294,7 @@ def _encoded(path: Path, values: Sequence[Any], shape: Shape) -> Array:
 
 
 def picture(where: Path, source: Callable[[], Any], shape: Shape) -> Array:
-    """One image as (1, channels, height, width); turned as its camera says."""
+    """One image as (1, channels, height, width), rotated by its EXIF orientation."""
     from PIL import Image, ImageOps, UnidentifiedImageError  # noqa: PLC0415 (few runs need it)
 
     try:
@@ -312,7 +312,7 @@ def picture(where: Path, source: Callable[[], Any], shape: Shape) -> Array:
 
 
 def _to_bytes(where: Path, pixels: Array, wide: bool) -> Array:
-    """Grey values of more than 8 bits as bytes: of 65,535 as scanners write them, or of 255."""
+    """Scale grey values of more than 8 bits to bytes: from 65,535 as in scanners, or from 255."""
     if pixels.dtype.kind == "f" or pixels.min() < 0 or pixels.max() > 65_535:
         what = f"pixels of {pixels.dtype} from {pixels.min():g} to {pixels.max():g}"
         remedy = "write the image with 8 or 16 bits a pixel, from 0 to 255 or from 0 to 65,535"
@@ -324,7 +324,7 @@ def _to_bytes(where: Path, pixels: Array, wide: bool) -> Array:
 
 @contextmanager
 def _arrays(path: Path) -> Iterator[Any]:
-    """The arrays of an npz file, by name; nothing pickled."""
+    """The arrays of an npz file by name, without pickle."""
     with (
         own(path, "an npz file of plain arrays"),
         path.open("rb") as stream,
@@ -405,7 +405,7 @@ def _column(path: Path, name: str) -> list[Any]:
 
 
 def _sorted(labels: Sequence[str]) -> list[str]:
-    """Class names in their order: numbers as numbers."""
+    """Sort class names, numbers numerically."""
     names = set(labels)
     whole = all(name.lstrip("-").isdigit() for name in names)
     return sorted(names, key=int if whole else None)

@@ -1,4 +1,4 @@
-"""The label of own tables: classes or numbers, and the numbers themselves."""
+"""The label of own tables: classification or regression, and numeric labels."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 Task = Literal["", "classification", "regression"]
-MOST_NUMBERS: Final = 20  # distinct numbers that are classes unless the options say otherwise
-FEW_NUMBERS: Final = 5  # distinct numbers from which it is worth saying that they are classes
+MOST_NUMBERS: Final = 20  # maximum number of distinct numbers read as classes by default
+FEW_NUMBERS: Final = 5  # number of distinct classes from which the reading is worth a remark
 MOST_CLASSES: Final = 1_000
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The numbers of a label at one site."""
+    """Statistics of a numeric label at one site."""
 
     low: float
     high: float
@@ -37,14 +37,14 @@ class Spread:
     deviation: float
 
     def __str__(self) -> str:
-        """In words, as `atoll inspect` shows it."""
+        """Describe the label, as `atoll inspect` shows it."""
         return f"{self.low:g} to {self.high:g}, mean {self.mean:.3g}, sd {self.deviation:.3g}"
 
 
 def task_of(contents: Contents) -> Task:
-    """Classification or regression: as the options say, else by the values of the label.
+    """Classification or regression: as in the options, else by the values of the label.
 
-    A label is regressed where all its values are numbers and more than 20 of them are distinct.
+    Regression requires that all values are numbers and more than 20 of them are distinct.
     """
     values = set[str]().union(*contents.classes.values())
     numbers = _all_numbers(values, _comma(contents))
@@ -59,7 +59,7 @@ def task_of(contents: Contents) -> Task:
 
 
 def task_statement(contents: Contents, task: Task) -> tuple[str, str] | None:
-    """How the label is read and how to change that, where it could be read otherwise."""
+    """How the label is read and how to change that, if it is ambiguous."""
     values = set[str]().union(*contents.classes.values())
     if len(values) < FEW_NUMBERS or not _all_numbers(values, _comma(contents)):
         return None
@@ -89,7 +89,7 @@ def label_numbers(text: pa.Array, comma: bool) -> Array:
 
 
 def spread(counts: Mapping[str, int], comma: bool) -> Spread:
-    """The spread of labels with these counts."""
+    """The statistics of labels with these counts."""
     values = label_numbers(pa.array(list(counts), pa.string()), comma)
     rows = np.array(list(counts.values()))
     mean = float((values * rows).sum() / rows.sum())

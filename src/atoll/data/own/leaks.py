@@ -1,4 +1,4 @@
-"""Columns that give the label away: one column alone predicts it on rows that it has not seen."""
+"""Detects columns that leak the label: one column alone predicts it on held-out rows."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from atoll.data.own.encoding import as_numbers
 __all__ = ["gives_label_away", "strength"]
 
 Array = np.ndarray[Any, Any]
-ENOUGH = 20  # rows below which nothing is suspected
-FEWEST = 5  # rows of a class, at least; rarer classes are not judged
-STRONG = 0.95  # balanced accuracy or AUROC of one column from which it is a suspect
+ENOUGH = 20  # minimum number of rows for any suspicion
+FEWEST = 5  # minimum number of rows of a class; rarer classes are not judged
+STRONG = 0.95  # balanced accuracy or AUROC from which a single column is suspect
 FOLDS = 5
-BINS = 16  # of the ranks of a number with more distinct values than MOST_LEVELS
+BINS = 16  # bins by rank for a number with more distinct values than MOST_LEVELS
 MOST_LEVELS = 32
-MANY = 100  # rows from which AUROC is judged: its standard error is too small for few rows
+MANY = 100  # minimum number of rows for AUROC: its standard error is too small for few rows
 
 
 def gives_label_away(values: Sequence[str], labels: Sequence[str], numeric: bool) -> bool:
@@ -44,7 +44,7 @@ def strength(values: Sequence[str], labels: Sequence[str], numeric: bool) -> flo
     if not numeric:
         return _accuracy_bound(np.unique(text, return_inverse=True)[1], y)
     numbers = as_numbers(pa.array(text), comma=True).to_numpy(zero_copy_only=False)
-    x = np.nan_to_num(numbers, nan=0.0)  # a cell that is no number carries no information here
+    x = np.nan_to_num(numbers, nan=0.0)  # a value that is not a number has no information here
     distinct, codes = np.unique(x, return_inverse=True)
     if len(distinct) <= MOST_LEVELS:
         return _accuracy_bound(codes, y)
@@ -67,13 +67,13 @@ def _folds(y: Array) -> Array:
 
 def _bound(right: Array, sizes: Array) -> float:
     """Balanced accuracy less its standard error, from the rows of each class that are right."""
-    smoothed = (right + 1) / (sizes + 2)  # no certainty from few rows
+    smoothed = (right + 1) / (sizes + 2)  # few rows give no certainty
     variance = smoothed * (1 - smoothed) / (sizes + 2)
     return float((right / sizes).mean() - np.sqrt(variance.sum()) / len(sizes))
 
 
 def _threshold_bound(ranks: Array, y: Array) -> float:
-    """Balanced accuracy of one threshold, chosen without the rows that it is tried on."""
+    """Balanced accuracy of one threshold, chosen on other rows than it is tested on."""
     sizes, fold = np.bincount(y), _folds(y)
     right = np.zeros(2)
     for number in range(FOLDS):
@@ -91,10 +91,10 @@ def _threshold_bound(ranks: Array, y: Array) -> float:
 
 
 def _accuracy_bound(levels: Array, y: Array) -> float:
-    """Balanced accuracy on held-out rows, less its standard error; an unknown level is an error.
+    """Balanced accuracy on held-out rows minus its standard error; unknown levels count as errors.
 
-    A level predicts the class whose share of rows with this level is largest, so that a frequent
-    class has no advantage.
+    A level predicts the class with the largest share of its rows at this level, so that frequent
+    classes have no advantage.
     """
     classes, count = int(y.max()) + 1, int(levels.max()) + 1
     sizes = np.bincount(y)
@@ -110,9 +110,9 @@ def _accuracy_bound(levels: Array, y: Array) -> float:
 
 
 def _auroc_bound(ranks: Array, y: Array) -> float:
-    """AUROC of a number for two classes, in either direction, less its standard error.
+    """AUROC of a number for two classes, in either direction, minus its standard error.
 
-    The standard error is that of Hanley and McNeil (1982).
+    The standard error follows Hanley and McNeil (1982).
     """
     sizes = np.bincount(y)
     by_rank = np.stack(

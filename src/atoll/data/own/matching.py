@@ -1,4 +1,4 @@
-"""Which column names the same rows in several tables, and which rows these are."""
+"""Finds the column that identifies the same rows in several tables, and these rows."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,23 +15,23 @@ from atoll.data.own.spellings import folded
 __all__ = ["SharedIds", "match_rows", "shared_ids"]
 
 Array = np.ndarray[Any, Any]
-SHARE: Final = 0.5  # of the rows of the smallest table that all tables have, at least
+SHARE: Final = 0.5  # minimum share of the smallest table's rows that all tables have
 
 
 @dataclass(frozen=True)
 class SharedIds:
-    """The columns by which parties name the same rows."""
+    """The columns by which parties identify the same rows."""
 
-    column: str  # its name at the party with the label
-    names: tuple[str, ...]  # its name at each party
+    column: str  # name of the column at the party with the label
+    names: tuple[str, ...]  # name of the column at each party
     aligned: bool  # whether every file has the same ids in the same order
 
 
 def shared_ids(parties: Sequence[Sequence[str]], label: str, column: str = "") -> SharedIds | None:
-    """The columns of ids if files are of parties, else None; `column`: the user has named it.
+    """The id columns if the files belong to parties, else None; `column`: named by the user.
 
     Parties: one file alone has the label, each has a column of its own, and a column of each
-    file names rows, many of them in every file. A party has one file for each stage.
+    file identifies rows, many of which are in every file. A party has one file per stage.
     """
     first = [str(files[0]) for files in parties]
     columns = [opened(Path(file)).columns for file in first]
@@ -51,13 +51,13 @@ def shared_ids(parties: Sequence[Sequence[str]], label: str, column: str = "") -
         return None
     ids = chosen[active]
     if any(ids in names and one != ids for names, one in zip(columns, chosen, strict=True)):
-        return None  # one of two columns would have the other's name
+        return None  # otherwise one of two columns would get the name of the other
     stages = zip(*parties, strict=False)  # parties with fewer files are refused later
     return SharedIds(ids, chosen, all(_equal_ids(files, chosen) for files in stages))
 
 
 def _columns_of_keys(path: Path) -> dict[str, list[str]]:
-    """The columns of a file in which every row has a value, and every value is another."""
+    """The columns of a file with a unique value in every row."""
     sheet = opened(path)
     keys: dict[str, dict[str, None]] = {name: {} for name in sheet.columns}
     for batch in as_written(sheet):
@@ -73,9 +73,9 @@ def _columns_of_keys(path: Path) -> dict[str, list[str]]:
 def _best_names(
     keys: Sequence[Mapping[str, list[str]]], active: int, column: str
 ) -> tuple[str, ...]:
-    """For each file the column of ids: with one name in all files if there is one, else by value.
+    """The id column of each file: with one name in all files if possible, else matched by value.
 
-    `column` is how some file calls it; empty if that is not known.
+    `column` is its name in some file; empty if unknown.
     """
     best, most = tuple[str, ...](), (False, 0)
     for name, ids in keys[active].items():
@@ -91,7 +91,7 @@ def _best_names(
 
 
 def _counterpart(own: Mapping[str, list[str]], name: str, ids: Collection[str]) -> str:
-    """The column of a file that has most of some ids; the one of the same name if it has any."""
+    """The column of a file with the most of some ids; the one with the same name if it has any."""
     shares = {one: sum(id in ids for id in values) for one, values in own.items()}
     if shares.get(name):
         return name
@@ -109,7 +109,7 @@ def _equal_ids(files: Sequence[str], names: Sequence[str]) -> bool:
 
 
 def match_rows(tables: Sequence[Sequence[str]]) -> list[Array]:
-    """For each table the rows whose ids all tables have, in the order of the first."""
+    """For each table, the rows whose ids are in all tables, in the order of the first."""
     places = []
     for ids in tables:
         refuse_bad(ids, "the column of ids")

@@ -1,4 +1,4 @@
-"""Data in memory as tables or images: frames, arrays, datasets of torch and of Hugging Face."""
+"""Converts data in memory to tables or images: frames, arrays, torch and Hugging Face datasets."""
 
 import json
 import sys
@@ -21,19 +21,19 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, Any]
-COLOURS = (1, 3)  # numbers of channels that images may have
+COLOURS = (1, 3)  # supported numbers of channels
 
 
 @dataclass(frozen=True)
 class Images:
-    """Images of one site."""
+    """The images of one site."""
 
     x: Array  # (rows, height, width) or (rows, height, width, channels) uint8
     y: Array | None  # (rows,) labels
 
     @property
     def channels(self) -> int:
-        """How many channels an image has."""
+        """The number of channels of an image."""
         return int(self.x.shape[3]) if self.x.ndim == 4 else 1
 
 
@@ -45,12 +45,12 @@ def is_data(value: Any) -> bool:
 
 
 def separate_labels(value: Any) -> bool:
-    """Whether labels come beside the inputs, so that their column has no name of its own."""
+    """Whether labels are separate from the inputs, so that their column has no name."""
     return isinstance(value, tuple) or _of_torch(value)
 
 
 def read(value: Any, label: str = "") -> Any:
-    """An Arrow table, or Images; any other value as it is.
+    """Convert a value to an Arrow table or Images; returns any other value unchanged.
 
     Of arrays the columns are x0, x1, ..., then `label`.
 
@@ -72,7 +72,7 @@ def read(value: Any, label: str = "") -> Any:
 
 
 def as_table(value: Any, label: str = "") -> Any:
-    """As `read`, where images are an error."""
+    """Like `read`, but raises an error for images."""
     table = read(value, label)
     if isinstance(table, Images):
         what = f"an array of the shape {table.x.shape}"
@@ -81,12 +81,12 @@ def as_table(value: Any, label: str = "") -> Any:
 
 
 def holds_images(value: Any) -> bool:
-    """Whether what `read` returns is images: arrays, or a column of encoded ones."""
+    """Whether `read` returns images: arrays, or a column of encoded ones."""
     return isinstance(value, Images) or (isinstance(value, pa.Table) and bool(image_column(value)))
 
 
 def image_column(table: pa.Table) -> str:
-    """The first column of encoded images, as Hugging Face has them; empty where there is none."""
+    """The first column of encoded images, in the Hugging Face format; empty if there is none."""
     for field in table.schema:
         if pa.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0:
             return str(field.name)
@@ -98,12 +98,12 @@ def _exports_arrow(value: Any) -> bool:
 
 
 def _of_hugging_face(value: Any) -> bool:
-    """A `datasets.Dataset`, by what it can do: the package need not be there."""
+    """Whether this is a `datasets.Dataset`, by duck typing: the package is not required."""
     return all(hasattr(value, name) for name in ("with_format", "features", "column_names"))
 
 
 def _of_torch(value: Any) -> bool:
-    """A `torch.utils.data.Dataset`; who has one has imported torch."""
+    """Whether this is a `torch.utils.data.Dataset`; if it is, torch is already imported."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.utils.data.Dataset)
 
@@ -160,11 +160,11 @@ def _named_classes(dataset: Any) -> pa.Table:
 
 
 def _plain_table(table: pa.Table) -> pa.Table:
-    """The columns as Parquet files have them, beside the index of a DataFrame of pandas."""
+    """The columns as in Parquet files, without the index of a pandas DataFrame."""
     about = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))
     index = {name for name in about.get("index_columns", []) if isinstance(name, str)}
     fields = [field for field in table.schema if field.name not in index]
-    # Parquet files do not have the strings of polars
+    # Parquet files do not support the strings of polars
     plain = pa.schema(
         [f.with_type(pa.string()) if pa.types.is_string_view(f.type) else f for f in fields]
     )

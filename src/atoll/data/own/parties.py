@@ -1,9 +1,9 @@
 """The user's own tables of parties that hold different columns of the same rows.
 
 Each party has a file (or one for each stage) with a column of ids; one of them, the active party,
-also has the label. `atoll align` has found the rows that all share; its index files say which rows
-of each file these are, in one order. What a value becomes is each party's own business: no level
-and no scale crosses.
+also has the label. `atoll align` has found the common rows; its index files list these rows
+of each file, in one order. Each party encodes its own columns: no level
+and no scale leaves it.
 """
 
 import shlex
@@ -84,12 +84,12 @@ class PartyOptions:
 
     @property
     def as_of_a_table(self) -> TableOptions:
-        """Those that say what becomes of a column, which they do as for own tables."""
+        """The options that define the role of a column, in the form of own tables."""
         names = {one.name for one in fields(TableOptions)} - {"id", "files", "stage"}
         return TableOptions(**{name: value for name, value in vars(self).items() if name in names})
 
     def renamed(self) -> "PartyOptions":
-        """The same with columns by their new names."""
+        """The same options with columns by their new names."""
         new = self.as_of_a_table.renamed()
         names = {one: self.rename.get(getattr(self, one), getattr(self, one)) for one in NAMED}
         return replace(self, ignore=new.ignore, keep=new.keep, categorical=new.categorical, **names)
@@ -97,21 +97,21 @@ class PartyOptions:
 
 @dataclass(frozen=True)
 class _Party:
-    """One party: its files in the order of stages, and the common rows of each."""
+    """One party: its files in the order of stages, and the common rows of each file."""
 
     name: str
     sheets: tuple[Sheet, ...]
-    texts: tuple[pa.Table, ...]  # every value as text, the common rows in their order
-    rows: tuple[Array, ...]  # the places of these rows in each file
-    counts: tuple[int, ...]  # how many rows each file has
-    rules: Rules  # how its files are harmonised
+    texts: tuple[pa.Table, ...]  # all values as text, the common rows in their order
+    rows: tuple[Array, ...]  # indices of these rows in each file
+    counts: tuple[int, ...]  # number of rows of each file
+    rules: Rules  # harmonisation rules of its files
 
 
 _Stage = Sequence[tuple[Sheet, pa.Table]]  # the file of each party at one stage, and its values
 
 
 def load(name: str = "", **values: Any) -> Dataset:
-    """The common rows of all parties, side by side; equal files give equal data."""
+    """Load the common rows of all parties, joined by columns; equal files give equal data."""
     party_options = build(PartyOptions, values, "[data]")
     parties, active, options = _read(party_options)
     findings = [] if party_options.task else _task_findings(parties[active], options)
@@ -128,7 +128,7 @@ def load(name: str = "", **values: Any) -> Dataset:
 def _label_counts(
     options: PartyOptions, active: Sequence[Sheet], labels: Sequence[Sequence[str | None]]
 ) -> Contents:
-    """The label of the active party, from which the task follows."""
+    """Value counts of the active party's label, which determine the task."""
     contents = Contents(options.as_of_a_table, tuple(active))
     values = [value for part in labels for value in part if value is not None]
     contents.classes[active[0].path.stem] = Counter(values)
@@ -136,12 +136,12 @@ def _label_counts(
 
 
 def read_contents(**values: Any) -> Contents:
-    """What each party's columns hold in the common rows, for suggestions."""
+    """Read the contents of each party's columns in the common rows, for suggestions."""
     return _contents(*_read(build(PartyOptions, values, "[data]")))
 
 
 def examine(**values: Any) -> Contents:
-    """The same for files on one machine that nobody has aligned yet: ids are compared openly."""
+    """The same for files on one machine that are not aligned yet: compares ids in plain text."""
     return _contents(*_read(build(PartyOptions, values, "[data]"), _matched))
 
 
@@ -165,7 +165,7 @@ def _contents(parties: Sequence[_Party], active: int, options: PartyOptions) -> 
 
 
 def leaks(contents: Contents) -> list[Finding]:
-    """Columns that predict the label almost alone, whichever party has them."""
+    """Columns that predict the label almost alone, of any party."""
     findings = list[Finding]()
     for party, profiles in contents.profiles.items():
         for name, profile in profiles.items():
@@ -177,7 +177,7 @@ def leaks(contents: Contents) -> list[Finding]:
 def _read(
     options: PartyOptions, common_rows: Callable[[_Stage, PartyOptions], list[Array]] | None = None
 ) -> tuple[list[_Party], int, PartyOptions]:
-    """The common rows of all parties, which of them has the label, and the options."""
+    """The common rows of all parties, the party with the label, and the options."""
     files = [(one,) if isinstance(one, str) else tuple(one) for one in options.parties]
     _check_options(options, files)
     rules = [options.as_of_a_table.rules(Path(party[0]).stem) for party in files]
@@ -200,7 +200,7 @@ def _read(
     find = common_rows or _common
     rows = [find(stage, options) for stage in zip(*_paired(sheets, whole), strict=True)]
     labels = [text.column(options.label).to_pylist() for text in whole[active]]
-    labelled = [stage[active] for stage in rows]  # the common rows of the active party, by stage
+    labelled = [stage[active] for stage in rows]  # common rows of the active party, by stage
     for sheet, values, places in zip(sheets[active], labels, labelled, strict=True):
         _refuse_unlabelled(sheet, values, places)
     options = replace(options, task=task_of(_label_counts(options, sheets[active], labels)))
@@ -217,7 +217,7 @@ def _read(
 
 
 def _check_options(options: PartyOptions, files: Sequence[tuple[str, ...]]) -> None:
-    """Refuse a config that lacks something."""
+    """Refuse incomplete options."""
     example = 'write for example data = { parties = ["bank.csv", "shop.csv"], label = "outcome" }'
     if len(files) < 2 or not options.label:
         raise UserError(
@@ -242,7 +242,7 @@ def _check_options(options: PartyOptions, files: Sequence[tuple[str, ...]]) -> N
 
 
 def _lasting(party: Sequence[Sheet], options: PartyOptions) -> None:
-    """Refuse a party whose columns change from one stage's file to the next."""
+    """Refuse a party whose columns differ between the files of its stages."""
     first = party[0]
     for sheet in party:
         if options.id not in sheet.columns:
@@ -266,7 +266,7 @@ def _lasting(party: Sequence[Sheet], options: PartyOptions) -> None:
 
 
 def _active(sheets: Sequence[Sequence[Sheet]], options: PartyOptions) -> int:
-    """Which party has the label; it alone may."""
+    """The party with the label; raises an error unless exactly one has it."""
     having = [n for n, party in enumerate(sheets) if options.label in party[0].columns]
     if not having:
         columns = [c for party in sheets for c in party[0].columns]
@@ -288,7 +288,7 @@ def _active(sheets: Sequence[Sequence[Sheet]], options: PartyOptions) -> int:
 
 
 def _text(sheet: Sheet, rules: Rules, options: PartyOptions) -> pa.Table:
-    """A file with every value as text, as the rules of its party say."""
+    """A file with all values as text, after applying the rules of its party."""
     pieces = batches(sheet, options.as_of_a_table.words)
     table = pa.Table.from_batches(
         harmonise(batch, rules, options.label, sheet.comma) for batch in pieces
@@ -305,7 +305,7 @@ def _paired(sheets: Any, texts: Any) -> list[list[tuple[Sheet, pa.Table]]]:
 
 
 def _ids(stage: _Stage, options: PartyOptions) -> dict[str, list[str]]:
-    """The ids of each party's rows in one stage, by its file."""
+    """The ids of each party's rows in one stage, by file."""
     return {
         str(sheet.path): [v or "" for v in text.column(options.id).to_pylist()]
         for sheet, text in stage
@@ -313,12 +313,12 @@ def _ids(stage: _Stage, options: PartyOptions) -> dict[str, list[str]]:
 
 
 def _matched(stage: _Stage, options: PartyOptions) -> list[Array]:
-    """For each party the common rows of one stage, by comparing ids openly."""
+    """For each party the common rows of one stage; compares ids in plain text."""
     return match_rows([normalised(ids) for ids in _ids(stage, options).values()])
 
 
 def _common(stage: _Stage, options: PartyOptions) -> list[Array]:
-    """For each party the common rows of one stage, in one order, checked by their ids."""
+    """For each party the common rows of one stage in one order, verified by their ids."""
     ids = _ids(stage, options)
     command = _align_command([sheet for sheet, _ in stage], options)
     if options.assume_aligned:
@@ -348,12 +348,12 @@ def _align_command(sheets: Sequence[Sheet], options: PartyOptions) -> str:
 
 
 def _written(sheet: Sheet, name: str) -> str:
-    """What a file itself calls a column."""
+    """The name of a column in the file itself."""
     return dict(zip(sheet.columns, sheet.written or sheet.columns, strict=True)).get(name, name)
 
 
 def _index(sheet: Sheet, count: int, folder: str, command: str) -> Array:
-    """The rows that an index file names."""
+    """The row indices in an index file."""
     path = Path(folder) / f"{sheet.path.stem}.index.csv"
     try:
         lines = path.read_text(encoding="utf-8").split()
@@ -386,7 +386,7 @@ def _refuse_lost(
     sheet: Sheet,
     options: PartyOptions,
 ) -> None:
-    """Refuse a class that the alignment leaves without rows, a single class, and too many."""
+    """Refuse a class without aligned rows, a single class, and too many."""
     every = {y for part in labels for y in part if y is not None}
     common = {part[row] for part, rows in zip(labels, active, strict=True) for row in rows}
     lost = sorted(every - common)
@@ -417,7 +417,7 @@ def _dataset(
     for party in parties:
         columns = [c for c in party.sheets[0].columns if c not in special]
         if not columns:
-            continue  # an active party with labels alone is no client
+            continue  # an active party with only labels is not a client
         for block, values in _columns(party, columns, options, findings):
             blocks[party.name].append(replace(block, start=len(owners)))
             pieces.append(values)
@@ -445,7 +445,7 @@ def _dataset(
 
 
 def _task_findings(active: _Party, options: PartyOptions) -> list[Finding]:
-    """How a label of numbers is read."""
+    """Findings on how a numeric label is read."""
     labels = [text.column(options.label).to_pylist() for text in active.texts]
     contents = _label_counts(replace(options, task=""), active.sheets, labels)
     statement = task_statement(contents, options.task)
@@ -453,7 +453,7 @@ def _task_findings(active: _Party, options: PartyOptions) -> list[Finding]:
 
 
 def _people(active: _Party, group: str) -> Array:
-    """A number for each row; rows of one person have the same, one without a name is its own."""
+    """A number for each row, equal for rows of one person; a row without a name is unique."""
     if group not in active.sheets[0].columns:
         what = f"no column '{group}' for the group"
         remedy = nearest(group, active.sheets[0].columns)
@@ -470,7 +470,7 @@ def _recipe(
     classes: tuple[str, ...],
     options: PartyOptions,
 ) -> dict[str, Any]:
-    """How files of new rows become what the networks read; which rows these ones are."""
+    """The recipe that converts files of new rows to model inputs, and identifies the rows used."""
     active = parties[place]
     rules = {party.name: asdict(party.rules) for party in parties if party.rules != Rules()}
     rare = {party.name: _rare(party, blocks[party.name]) for party in parties}
@@ -489,7 +489,7 @@ def _recipe(
 
 
 def _rare(party: _Party, blocks: Sequence[Block]) -> dict[str, list[str]]:
-    """By column the levels that were read and have no column of their own."""
+    """By column, the levels that were read and have no separate column."""
     rare = {}
     for block in blocks:
         if block.kind == "text":
@@ -525,7 +525,7 @@ def _columns(
 
 
 def _profile(party: _Party, column: str, labels: Sequence[pa.Array] = ()) -> Profile:
-    """What is known of a column in the common rows, with the labels of each stage."""
+    """The profile of a column in the common rows, with the labels of each stage."""
     profile = Profile()
     for place, (sheet, rows) in enumerate(zip(party.sheets, party.rows, strict=True)):
         values = party.texts[place].column(column).combine_chunks()
@@ -535,7 +535,7 @@ def _profile(party: _Party, column: str, labels: Sequence[pa.Array] = ()) -> Pro
 
 
 def _encoded(party: _Party, block: Block) -> Array:
-    """A column of a party as numbers; missing ones are NaN, and a further column says so."""
+    """A party's column as numbers; missing values are NaN, and another column marks them."""
     return np.concatenate([
         encoded(block, text.column(block.column).combine_chunks(), sheet.comma)
         for sheet, text in zip(party.sheets, party.texts, strict=True)
@@ -543,7 +543,7 @@ def _encoded(party: _Party, block: Block) -> Array:
 
 
 def _labels(active: _Party, classes: tuple[str, ...], options: PartyOptions) -> Array:
-    """The class of each row; in regression the number."""
+    """The class of each row, or in regression its label."""
     if options.task == "regression":
         pairs = zip(active.texts, active.sheets, strict=True)
         return np.concatenate([

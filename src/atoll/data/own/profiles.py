@@ -1,6 +1,6 @@
-"""The first pass over the user's own tables: what each column holds at each site.
+"""The first pass over own tables: collects statistics of each column at each site.
 
-Files are read in pieces, so memory holds counts and a sample of rows, never a whole file.
+Reads files in chunks, so memory contains counts and a sample of rows, never a whole file.
 """
 
 import math
@@ -37,8 +37,8 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 MISSING = ("NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "?", "#N/A")
-MOST_DISTINCT = 50_000  # distinct values of a column that are counted
-SAMPLE = 2_000  # rows of a site that are searched for leaks of the label
+MOST_DISTINCT = 50_000  # maximum number of distinct values counted per column
+SAMPLE = 2_000  # rows per site that are searched for leaks of the label
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,13 @@ class TableOptions:
 
     @property
     def special(self) -> dict[str, str]:
-        """The columns that every row must have a value in, by what they are."""
+        """The columns in which every row must have a value, by role."""
         columns = {"label": self.label, "site": self.site, "stage": self.stage}
         return {what: name for what, name in columns.items() if name}
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Words that mean in any column that a value is missing."""
+        """Words that mark missing values in any column."""
         return MISSING if isinstance(self.missing, dict) else self.missing
 
     @property
@@ -107,11 +107,11 @@ class TableOptions:
         return merge(self.general, self.sites.get(site))
 
     def renamed(self) -> "TableOptions":
-        """The same with columns by their new names."""
+        """The same options with columns by their new names."""
         renames = [self.rename, *(rules.rename for rules in self.sites.values())]
         changed: dict[str, Any] = {}
         for option in ("ignore", "keep", "categorical"):
-            names = list(getattr(self, option))  # a name may become another at each site
+            names = list(getattr(self, option))  # each site may rename it differently
             names += [new[name] for name in names for new in renames if name in new]
             changed[option] = tuple(dict.fromkeys(names))
         for option in ("label", "site", "stage"):
@@ -121,12 +121,12 @@ class TableOptions:
 
 
 def unusable(what: str, where: str | Path, remedy: str) -> UserError:
-    """The error for a file that cannot be used as it is."""
+    """The error for a file that cannot be used."""
     return UserError(what, str(where), remedy, EXIT_DATA_MISSING)
 
 
 def site_name(text: str) -> str:
-    """A name that can stand in file names and tables."""
+    """A name that is valid in file names and tables."""
     return re.sub(r"[^\w.-]+", "-", text).strip("-") or "site"
 
 
@@ -147,14 +147,14 @@ def rename_columns(sheet: Sheet, rules: Rules) -> Sheet:
 
 
 def open_sheet(file: str, options: TableOptions, site: str = "") -> Sheet:
-    """A file with its columns by their new names; the site of a file is its stem by default."""
+    """Open a file with renamed columns; its site is the file's stem by default."""
     sheet = opened(Path(file), options.delimiter, options.encoding)
     rules = options.general if options.site else options.rules(site or site_name(sheet.path.stem))
     return rename_columns(sheet, rules)
 
 
 def harmonised(sheet: Sheet, options: TableOptions, site: str = "") -> Iterator[pa.RecordBatch]:
-    """The rows of a file in batches, as the rules of their site say."""
+    """The rows of a file in batches, after applying the rules of their site."""
     rules = options.rules(site or site_name(sheet.site or sheet.path.stem))
     for batch in batches(sheet, options.words):
         if options.site and options.sites:
@@ -164,7 +164,7 @@ def harmonised(sheet: Sheet, options: TableOptions, site: str = "") -> Iterator[
 
 
 def _by_site(batch: pa.RecordBatch, sheet: Sheet, options: TableOptions) -> pa.RecordBatch:
-    """Rows of several sites, each as the rules of its own site say."""
+    """Rows of several sites, each after applying the rules of its own site."""
     pieces, places = list[pa.RecordBatch](), list[Array]()
     column = pc.fill_null(batch.column(options.site), "")
     for name in column.unique().to_pylist():
@@ -180,7 +180,7 @@ def _by_site(batch: pa.RecordBatch, sheet: Sheet, options: TableOptions) -> pa.R
 
 
 def refuse_unknown_columns(columns: Collection[str], options: TableOptions, who: str) -> None:
-    """Refuse an option that names a column that no file has, and a label that is ignored."""
+    """Refuse options that name unknown columns, and an ignored label."""
     rules = [options.general, *options.sites.values()]
     names = [*options.ignore, *options.keep, *options.categorical]
     for one in rules:
@@ -205,7 +205,7 @@ def natural(label: str) -> tuple[int, float, str]:
 
 
 def in_order(names: Collection[str], order: Sequence[str] = ()) -> tuple[str, ...]:
-    """Names as an order lists them; without one, numbers by size, then words."""
+    """Sort names as an order lists them; without one, numbers by size, then words."""
     unknown = sorted(set(names) - set(order), key=natural)
     if order and unknown:
         what = f"order does not list the stage '{unknown[0]}'"
@@ -223,20 +223,20 @@ class Profile:
     dates: int = 0
     whole: bool = True
     ordered: bool = True
-    adjacent: int = 0  # values that equal the one before
+    adjacent: int = 0  # values equal to the previous one
     last: float = -math.inf
     low: float = math.inf
     high: float = -math.inf
     first: float = math.inf  # of the dates, in days
     final: float = -math.inf
     counts: Counter[str] = field(default_factory=Counter)
-    word: tuple[Sheet, int, str] | None = None  # the first that is no number: file, row, text
+    word: tuple[Sheet, int, str] | None = None  # first value that is not a number: file, row, text
     huge: tuple[Sheet, int, str] | None = None
-    codes: bool = False  # its type in the file is text, and all values are digits
+    codes: bool = False  # the column has type text in the file, and all values are digits
     sample: list[tuple[str | None, str]] = field(default_factory=list)  # value, label
 
     def add(self, text: pa.Array, labels: pa.Array, rows: Array, sheet: Sheet) -> None:
-        """Add some values; `rows` are their places in the file."""
+        """Add some values; `rows` are their indices in the file."""
         self.rows += len(text)
         valid = text.is_valid().to_numpy(zero_copy_only=False)
         self.present += int(valid.sum())
@@ -252,7 +252,7 @@ class Profile:
                 self.counts[item["values"]] += item["counts"]
         numbers = values.drop_null().to_numpy(zero_copy_only=False)
         self.numbers += len(numbers)
-        if words.any():  # dates are no numbers, and slow to look for
+        if words.any():  # dates are not numbers, and slow to detect
             days = as_dates(text).drop_null().to_numpy(zero_copy_only=False)
             self.dates += len(days)
             self.first = float(days.min(initial=self.first))
@@ -271,7 +271,7 @@ class Profile:
         self.low, self.high = min(self.low, numbers.min()), max(self.high, numbers.max())
 
     def kind(self, categorical: bool) -> Kind | Literal[""]:
-        """The type of the column here; empty where it has no value."""
+        """The type of the column at this site; empty if it has no value."""
         if not self.present:
             return ""
         if categorical or self.codes:
@@ -282,7 +282,7 @@ class Profile:
 
     @property
     def gaps(self) -> bool:
-        """Whether some value is missing."""
+        """Whether any value is missing."""
         return self.rows > self.present
 
     @property
@@ -294,7 +294,7 @@ class Profile:
 def _first(
     marked: Array, text: pa.Array, rows: Array, sheet: Sheet
 ) -> tuple[Sheet, int, str] | None:
-    """File, row and text of the first value that is marked."""
+    """File, row and text of the first marked value."""
     if not marked.any():
         return None
     place = int(np.argmax(marked))
@@ -303,38 +303,38 @@ def _first(
 
 @dataclass
 class Contents:
-    """What the first pass collects from all files."""
+    """The data that the first pass collects from all files."""
 
     options: TableOptions
     sheets: tuple[Sheet, ...]
     profiles: dict[str, dict[str, Profile]] = field(default_factory=dict)  # by site and column
     files: dict[str, list[Sheet]] = field(default_factory=dict)
-    origins: dict[str, tuple[Path, str]] = field(  # "server" is the part that is no site
+    origins: dict[str, tuple[Path, str]] = field(  # "server" is the part that is not a site
         default_factory=lambda: {"server": (Path(), "")}
     )
     classes: dict[str, Counter[str]] = field(default_factory=dict)
     stages: dict[str, Counter[str]] = field(default_factory=dict)
-    arrivals: dict[str, "Arrival"] = field(default_factory=dict)  # by stage, where there are some
-    repeats: "Repeats | None" = None  # None: they are not looked for
+    arrivals: dict[str, "Arrival"] = field(default_factory=dict)  # by stage, if there are several
+    repeats: "Repeats | None" = None  # None: not searched
 
 
 @dataclass
 class Arrival:
-    """What comes at a stage, at all sites."""
+    """The data that arrive at a stage, at all sites."""
 
-    classes: Counter[str] = field(default_factory=Counter)  # rows of each class
-    columns: set[str] = field(default_factory=set)  # those with a value
+    classes: Counter[str] = field(default_factory=Counter)  # number of rows per class
+    columns: set[str] = field(default_factory=set)  # columns with values
 
 
 @dataclass
 class Repeats:
-    """Rows by a hash of their values, to find those that are there twice."""
+    """Rows by a hash of their values, to find duplicates."""
 
-    within: dict[str, Counter[int]] = field(default_factory=dict)  # by site, of all columns
+    within: dict[str, Counter[int]] = field(default_factory=dict)  # by site, over all columns
     across: dict[str, Counter[int]] = field(default_factory=dict)  # by site, of the common ones
 
     def add(self, site: str, batch: pa.RecordBatch, columns: Sequence[str]) -> None:
-        """Add some rows of a site; `columns` are those that all sites have."""
+        """Add some rows of a site; `columns` are those common to all sites."""
         for counts, names in ((self.within, batch.schema.names), (self.across, columns)):
             if not names:  # sites without a common column, which is refused later
                 continue
@@ -370,7 +370,7 @@ def profile_sheet(contents: Contents, sheet: Sheet) -> None:
 def _rows_by_site(
     options: TableOptions, sheet: Sheet, batch: pa.RecordBatch
 ) -> Iterator[tuple[str, Array]]:
-    """The sites of a batch, each with the places of its rows."""
+    """The sites of a batch, each with the indices of its rows."""
     if not options.site:
         yield sheet.site or site_name(sheet.path.stem), np.arange(len(batch))
         return
@@ -381,7 +381,7 @@ def _rows_by_site(
 
 
 def _refuse_gaps(sheet: Sheet, batch: pa.RecordBatch, special: Sequence[str], before: int) -> None:
-    """Refuse a row without label, site or stage, by its line."""
+    """Refuse a row without label, site or stage; the error gives its line."""
     for name in special:
         column = batch.column(name)
         if column.null_count:
@@ -391,7 +391,7 @@ def _refuse_gaps(sheet: Sheet, batch: pa.RecordBatch, special: Sequence[str], be
 
 
 def _refuse_weights(sheet: Sheet, batch: pa.RecordBatch, name: str, rows: Array) -> None:
-    """Refuse a weight that is no number above 0, by its line."""
+    """Refuse a weight that is not a number above 0; the error gives its line."""
     if name not in batch.schema.names:
         return
     values = as_numbers(batch.column(name), sheet.comma)
@@ -443,7 +443,7 @@ def _add_rows(
 def _add_arrivals(
     contents: Contents, batch: pa.RecordBatch, labels: pa.Array, stages: pa.Array
 ) -> None:
-    """Note which classes and columns come at each stage."""
+    """Record which classes and columns arrive at each stage."""
     for stage in stages.unique().to_pylist():
         mask = pc.equal(stages, stage)
         arrival = contents.arrivals.setdefault(stage, Arrival())

@@ -1,6 +1,6 @@
-"""A file of the user's, CSV, Parquet, Feather or Excel, as batches of text columns.
+"""Reads a CSV, Parquet, Feather or Excel file of the user as batches of text columns.
 
-Files are read in pieces, never whole; an Excel sheet, which has few rows, is the exception.
+Reads files in chunks, never whole, except Excel sheets, which have few rows.
 """
 
 import codecs
@@ -31,22 +31,22 @@ __all__ = [
 
 DELIMITERS = (",", ";", "\t", "|")
 TABS = {"tab": "\t", "\\t": "\t"}
-OPEN = re.compile(r'(^|[,;\t|])"([^"]|"")*$')  # a header that goes on: a quote is not closed
+OPEN = re.compile(r'(^|[,;\t|])"([^"]|"")*$')  # a header that continues: an unclosed quote
 UNEVEN = re.compile(r"CSV parse error: Row #(\d+): Expected (\d+) columns, got (\d+)")
-OTHER_KINDS = (  # how a file begins that is no table, what it is, and what to do
+OTHER_KINDS = (  # first bytes of files that are not tables, their type, and the remedy
     (re.compile(rb"%PDF-"), "a PDF", "export it as CSV, Parquet or Excel"),
     (re.compile(rb"\{\\rtf"), "an RTF document", "export it as CSV, Parquet or Excel"),
     (re.compile(rb"(?i)<(html|!doctype html)"), "an HTML page", "save it as CSV or Excel (.xlsx)"),
     (re.compile(rb"<\?xml"), "an XML file", "save it as CSV or Excel (.xlsx)"),
 )
-ARCHIVES = (  # the same, of files whose name says that they are text
+ARCHIVES = (  # the same for files with the name of a text file
     (re.compile(rb"PK\x03\x04"), "a ZIP archive", "unpack it; if it is Excel, name it .xlsx"),
     (re.compile(rb"\x1f\x8b"), "a gzip file", "unpack it"),
 )
-FIRST = 100  # bytes of a file that show its kind; HTML may begin with blanks
-NAMES = 100  # lines that a header may have more than one
-BLOCK = 1 << 23  # bytes of a CSV file read at once; a row must fit
-ROWS = 1 << 16  # rows of a Parquet file read at once
+FIRST = 100  # bytes of a file that identify its type; HTML may start with blanks
+NAMES = 100  # maximum number of lines of a header
+BLOCK = 1 << 23  # bytes of a CSV file per read; a row must fit
+ROWS = 1 << 16  # rows of a Parquet file per read
 PARQUET, JSON = (".parquet", ".pq"), (".jsonl", ".ndjson", ".json")
 FEATHER, EXCEL = (".feather", ".arrow"), (".xlsx", ".xlsm", ".xls", ".xlsb", ".ods")
 ENDINGS = (".csv", ".tsv", ".txt", *PARQUET, *FEATHER, *EXCEL)  # of tables
@@ -55,17 +55,17 @@ KINDS = "a CSV, TSV, Parquet, Feather or Excel file"
 
 @dataclass(frozen=True)
 class Sheet:
-    """A file, how it is written, and its columns."""
+    """A file, its format, and its columns."""
 
     path: Path
     columns: tuple[str, ...]
-    delimiter: str  # empty but for CSV
-    encoding: str  # empty but for CSV
-    stamp: tuple[int, int]  # size and time of the last change
-    site: str = ""  # its site, where the options name it; else the site has the name of the file
-    stage: str = ""  # when its rows come, where each stage has a file
-    written: tuple[str, ...] = ()  # the names of columns in the file, where they were renamed
-    text: tuple[bool, ...] = ()  # whether each column has the type of text; empty: no types
+    delimiter: str  # empty unless CSV
+    encoding: str  # empty unless CSV
+    stamp: tuple[int, int]  # size and modification time
+    site: str = ""  # its site, if the options name it; else the site has the name of the file
+    stage: str = ""  # stage of its rows, if each stage has a file
+    written: tuple[str, ...] = ()  # names of columns in the file, if they were renamed
+    text: tuple[bool, ...] = ()  # whether each column has type text; empty: untyped
 
     @property
     def text_columns(self) -> frozenset[str]:
@@ -75,21 +75,21 @@ class Sheet:
 
     @property
     def comma(self) -> bool:
-        """Whether 3,5 may be a number: only where a comma does not separate columns."""
+        """Whether 3,5 can be a number: only if commas do not separate columns."""
         return bool(self.delimiter) and self.delimiter != ","
 
 
 def refused(what: str, path: Path, remedy: str) -> UserError:
-    """A file that cannot be used."""
+    """The error for a file that cannot be used."""
     return UserError(what, str(path), remedy, EXIT_DATA_MISSING)
 
 
 def opened(path: Path, delimiter: str = "", encoding: str = "") -> Sheet:
-    """Look at a file: its encoding, its delimiter, the names of its columns."""
+    """Open a file: detect its encoding, its delimiter and the names of its columns."""
     stamp = _stamp(path)
     if stamp[0] == 0:
         raise refused("the file is empty", path, "give a file with a header and rows")
-    if path.suffix.lower() in JSON:  # its first line would be taken for the names of columns
+    if path.suffix.lower() in JSON:  # its first line would become the names of columns
         remedy = "give a table; for texts, name their column: atoll init --text, or text = 'body'"
         raise refused("a JSON file is no table", path, remedy)
     _refuse_other_kinds(path)
@@ -104,14 +104,14 @@ def opened(path: Path, delimiter: str = "", encoding: str = "") -> Sheet:
     delimiter, encoding, header = written(path, delimiter, encoding)
     try:
         names = next(csv.reader(io.StringIO(header, newline=""), delimiter=delimiter), [])
-    except csv.Error as error:  # a cell that is longer than the reader takes
+    except csv.Error as error:  # a cell longer than the reader's limit
         remedy = "close the quotes that are open, or give a file with a header"
         raise refused(f"the header cannot be read: {error}", path, remedy) from error
     return Sheet(path, _checked(names, path), delimiter, encoding, stamp)
 
 
 def _refuse_other_kinds(path: Path) -> None:
-    """Refuse a file that is no table, by its first bytes: some of these are text."""
+    """Refuse a file that is not a table, by its first bytes: some types are text."""
     with path.open("rb") as file:
         first = file.read(FIRST).removeprefix(codecs.BOM_UTF8).lstrip()
     typed = path.suffix.lower() in (*EXCEL, *PARQUET, *FEATHER)
@@ -121,14 +121,14 @@ def _refuse_other_kinds(path: Path) -> None:
 
 
 def written(path: Path, delimiter: str = "", encoding: str = "") -> tuple[str, str, str]:
-    """The delimiter, encoding and header of a CSV file; those that are not given are detected."""
+    """The delimiter, encoding and header of a CSV file; detects those that are not given."""
     delimiter, encoding = _sign(delimiter), encoding or _encoding(path)
     header = _header(path, encoding)
     return delimiter or _delimiter(header), encoding, header
 
 
 def _sign(delimiter: str) -> str:
-    """The delimiter that was given; a tab may be written as a word."""
+    """The given delimiter; a tab may be written as a word."""
     sign = TABS.get(delimiter, delimiter)
     if len(sign) > 1 or not sign.isascii() or sign in ('"', "\n", "\r"):
         what = f"delimiter = '{delimiter}' cannot separate columns"
@@ -151,12 +151,12 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def _checked(names: Sequence[str], path: Path) -> tuple[str, ...]:
-    """The names of columns, each there and there once."""
+    """The names of columns; refuses empty and duplicate names."""
     columns = tuple(re.sub(r"\s*[\r\n]\s*", " ", name.strip()) for name in names)
     for place, name in enumerate(columns, 1):
         if not name:
             remedy = "the first row has the names of columns: remove what stands above them"
-            if place == 1:  # as pandas and R write the numbers of rows
+            if place == 1:  # as pandas and R write row numbers
                 remedy = "name it, or write the file without an index (pandas: index=False)"
             raise refused(f"column {place} has no name", path, remedy)
     twice = [name for name, count in Counter(columns).items() if count > 1]
@@ -203,7 +203,7 @@ def _header(path: Path, encoding: str) -> str:
 
 
 def _delimiter(header: str) -> str:
-    """The most frequent delimiter of the header outside of quotes; a comma where there is none."""
+    """The most frequent delimiter in the header outside quotes; a comma if there is none."""
     bare = re.sub(r'"[^"]*"', "", header)
     return max(DELIMITERS, key=lambda sign: (bare.count(sign), -DELIMITERS.index(sign)))
 
@@ -220,7 +220,7 @@ def _excel_columns(path: Path) -> list[str]:
 
 
 def _schema(path: Path) -> pa.Schema:
-    """The columns of a Parquet or Feather file, whose types must be plain."""
+    """The columns of a Parquet or Feather file; refuses nested types."""
     feather = path.suffix.lower() in FEATHER
     try:
         if feather:
@@ -259,7 +259,7 @@ def _strange(kind: pa.DataType) -> bool:
 
 
 def batches(sheet: Sheet, missing: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows in pieces, every value as text without blanks around it, or null where missing."""
+    """The rows in chunks: all values as stripped text, null if missing."""
     words = pa.array(["", *missing], pa.string())
     for batch in as_written(sheet):
         columns = []
@@ -314,18 +314,18 @@ def uneven(path: Path, error: Exception) -> UserError | None:
         return None
     row, expected, cells = (int(number) for number in match.groups())
     counted = "1 cell" if cells == 1 else f"{cells} cells"
-    what = f"row {row - 1} has {counted}, the header has {expected}"  # theirs counts the header
+    what = f"row {row - 1} has {counted}, the header has {expected}"  # pyarrow counts the header
     remedy = "fix the row; a value that contains the delimiter needs quotes"
     return refused(what, path, remedy)
 
 
 def codec(encoding: str) -> str:
-    """What pyarrow calls an encoding; by this name it reads UTF-8 as it is."""
+    """The name of an encoding for pyarrow; with it, UTF-8 needs no conversion."""
     return "utf8" if encoding == "utf-8" else encoding
 
 
 def _typed(sheet: Sheet) -> Iterator[pa.RecordBatch]:
-    """The rows of a file whose columns have types."""
+    """The rows of a file with typed columns."""
     for batch in _typed_batches(sheet.path):
         columns = [_text(column) for column in batch.columns]
         yield pa.RecordBatch.from_arrays(columns, names=list(sheet.columns))
@@ -357,13 +357,13 @@ def _text(column: pa.Array) -> pa.Array:
 
 
 def line_of(sheet: Sheet, row: int) -> str:
-    """The place of a row of data, counted from 0, in the file."""
-    if sheet.path.suffix.lower() in EXCEL:  # its first rows may be empty, and have no number here
+    """The line in the file of a data row, counted from 0."""
+    if sheet.path.suffix.lower() in EXCEL:  # its first rows may be empty, and are not numbered here
         return f"{sheet.path}, row {row + 1} below the names of columns"
     if not sheet.delimiter:
         return f"{sheet.path}, row {row + 1}"
     with (
-        suppress(csv.Error),  # a cell is longer than the reader takes: give the row instead
+        suppress(csv.Error),  # a cell exceeds the reader's limit: give the row instead
         sheet.path.open(encoding=sheet.encoding, newline="") as file,
     ):
         reader = csv.reader(file, delimiter=sheet.delimiter)

@@ -1,4 +1,4 @@
-"""Class names that are spellings of each other: Yes and yes, or 0 and 1 against no and yes."""
+"""Detects spellings of one class: Yes and yes, or 0 and 1 versus no and yes."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from atoll.core.errors import UserError
 
 __all__ = ["folded", "refuse_spellings", "same_classes"]
 
-TRUTH: Final = {  # words for yes and no; sites that use different ones mean the same
+TRUTH: Final = {  # words for yes and no; sites with different pairs mean the same
     "1": "yes", "yes": "yes", "y": "yes", "true": "yes", "t": "yes", "ja": "yes", "oui": "yes",
     "si": "yes", "positive": "yes", "pos": "yes", "present": "yes",
     "0": "no", "no": "no", "n": "no", "false": "no", "f": "no", "nein": "no", "non": "no",
@@ -16,20 +16,20 @@ TRUTH: Final = {  # words for yes and no; sites that use different ones mean the
 }  # fmt: skip
 LETTER: Final = r"[^\W\d_]"
 HYPHEN: Final = re.compile(rf"(?<={LETTER})[-/](?=\w)|(?<=\w)[-/](?={LETTER})")  # in a word
-SIGNS: Final = "<>=~≤≥≠%#*!+-"  # that tell two classes apart
+SIGNS: Final = "<>=~≤≥≠%#*!+-"  # signs that distinguish two classes
 PUNCTUATION: Final = re.compile(rf"(?<!\d)[^\w{SIGNS}]|[^\w{SIGNS}](?!\d)|_")  # not in 1.1
 
 
 def folded(name: str) -> str:
-    """A name without capitals, blanks and punctuation; a name of signs alone stays."""
+    """A name in lower case without blanks and punctuation; a name of signs only is unchanged."""
     return re.sub(r"[\W_]+", "", name.casefold()) or name
 
 
 def same_classes(classes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
-    """Which classes are probably one: each spelling -> the name at the site to go by.
+    """Classes that are probably equal: each spelling -> the reference name.
 
     `classes` are the rows of each class by site. Words for yes and no are compared between sites,
-    and only where a site has no other classes: a class `n` beside `m` is no "no".
+    and only if a site has no other classes: a class `n` beside `m` does not mean "no".
     """
     counts: dict[str, int] = {}
     truths = set[str]()
@@ -52,9 +52,9 @@ def same_classes(classes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
 
 
 def _meaning(name: str) -> str:
-    """Equal for spellings of one class: case, blanks and punctuation do not count.
+    """A key that is equal for spellings of one class: ignores case, blanks and punctuation.
 
-    Signs that have a meaning do: <=50 and >50, -1 and 1, A+ and A-, 1.1 and 11 are different.
+    Signs with a meaning are kept: <=50 and >50, -1 and 1, A+ and A-, 1.1 and 11 differ.
     """
     text = re.sub(r"\s+", " ", name.casefold().strip())
     text = re.sub(r"(?<=\d),(?=\d+$)", ".", text)  # a decimal comma
@@ -63,7 +63,7 @@ def _meaning(name: str) -> str:
 
 
 def _usual_names(classes: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """The names of classes at the sites to go by: words before digits, then by rows."""
+    """The reference names of classes: words before digits, then by row count."""
     rows: dict[tuple[str, ...], int] = {}
     for counts in classes.values():
         names = tuple(sorted(counts))

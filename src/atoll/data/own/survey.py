@@ -1,4 +1,4 @@
-"""A survey of the user's own tables, before anything trains: sites, classes, columns, findings."""
+"""Surveys own tables before training: sites, classes, columns, findings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,19 +33,19 @@ __all__ = ["SiteSurvey", "Survey", "holds", "read_contents", "survey", "survey_o
 
 @dataclass(frozen=True)
 class SiteSurvey:
-    """What one site has."""
+    """The data of one site."""
 
     name: str
     file: str
     rows: int
-    classes: dict[str, int]  # rows of each class; in regression of the label as a whole
-    stages: dict[str, int]  # rows of each stage
-    numbers: Spread | None = None  # of the label, in regression
+    classes: dict[str, int]  # rows per class; in regression the number of labels
+    stages: dict[str, int]  # rows per stage
+    numbers: Spread | None = None  # statistics of the label, in regression
 
 
 @dataclass(frozen=True)
 class Survey:
-    """All that `atoll inspect` shows, and the recipe that `load` follows."""
+    """The content of `atoll inspect`, and the recipe that `load` follows."""
 
     options: TableOptions
     sheets: tuple[Sheet, ...]
@@ -54,19 +54,19 @@ class Survey:
     stages: tuple[str, ...]
     columns: tuple[Column, ...]
     findings: tuple[Finding, ...]
-    crossing: tuple[str, ...]  # what sites disclose to each other before training, in sentences
+    crossing: tuple[str, ...]  # sentences on what sites disclose to each other before training
     blocks: tuple[Block, ...]
     rare: Mapping[str, Sequence[str]] = field(default_factory=dict)  # levels without a column
-    arrivals: Mapping[str, Arrival] = field(default_factory=dict)  # what comes at each stage
+    arrivals: Mapping[str, Arrival] = field(default_factory=dict)  # data that arrive at each stage
 
 
 def survey(**values: Any) -> Survey:
-    """Read the files once; every mistake in them is an error here."""
+    """Read the files once; raises every mistake in them as an error."""
     return survey_of(read_contents(build(TableOptions, values, "[data]")))
 
 
 def read_contents(options: TableOptions, duplicates: bool = False) -> Contents:
-    """The first pass over the files; on request it also looks for rows that repeat."""
+    """The first pass over the files; on request it also searches for duplicate rows."""
     _refuse_contradictions(options)
     sheets = tuple(_sheets(options))
     _refuse_repeated(sheets)
@@ -79,7 +79,7 @@ def read_contents(options: TableOptions, duplicates: bool = False) -> Contents:
 
 
 def survey_of(contents: Contents, leaks: bool = True) -> Survey:
-    """What becomes of files that were read; a run does not look for leaks of the label again."""
+    """The survey of files already read; a run does not search for leaks of the label again."""
     sites = tuple(sorted(contents.profiles))
     _refuse_unknown_sites(contents.options, sites)
     task = task_of(contents)
@@ -128,7 +128,7 @@ def _refuse_unknown_sites(options: TableOptions, sites: Sequence[str]) -> None:
 
 
 def _sheets(options: TableOptions) -> Iterator[Sheet]:
-    """The files, each with its site and stage where the options name them."""
+    """The files, each with its site and stage if the options name them."""
     if not isinstance(options.files, dict):
         for file in options.files:
             yield open_sheet(file, options)
@@ -147,7 +147,7 @@ def _sheets(options: TableOptions) -> Iterator[Sheet]:
 
 
 def _refuse_repeated(sheets: Sequence[Sheet]) -> None:
-    """Refuse a file that is given twice: the same rows would be learned from and tested on."""
+    """Refuse a file given twice: the same rows would be used for training and testing."""
     seen = set()
     for sheet in sheets:
         path = sheet.path.resolve()
@@ -160,7 +160,7 @@ def _refuse_repeated(sheets: Sequence[Sheet]) -> None:
 
 
 def _refuse_label(contents: Contents, classes: Sequence[str]) -> None:
-    """Refuse a label that nothing can be learned from."""
+    """Refuse a label that cannot be learned."""
     where = f"column '{contents.options.label}'"
     total = sum(counts.total() for counts in contents.classes.values())
     if len(classes) < 2:
@@ -186,7 +186,7 @@ def _site(contents: Contents, name: str) -> SiteSurvey:
 
 
 def _findings(contents: Contents, sites: Sequence[str], classes: Sequence[str]) -> list[Finding]:
-    """What is worth knowing of files, classes and the sizes of sites."""
+    """Findings on files, classes and the sizes of sites."""
     findings = []
     for sheet in contents.sheets:
         if sheet.encoding not in ("", "utf-8") or sheet.delimiter not in ("", ","):
@@ -210,7 +210,7 @@ def _findings(contents: Contents, sites: Sequence[str], classes: Sequence[str]) 
 
 
 def _disjoint(contents: Contents, sites: Sequence[str]) -> Iterator[Finding]:
-    """A site that shares no class with any other."""
+    """A site that shares no class with any other site."""
     for name in sites if len(sites) > 1 else ():
         others = [contents.classes[site].keys() for site in sites if site != name]
         classes = contents.classes[name].keys()
@@ -230,7 +230,7 @@ def holds(plan: Survey) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 
 def widths(plan: Survey) -> tuple[int, dict[str, int]]:
-    """How many columns of numbers are common, and how many each site has of its own."""
+    """The number of common columns, and of own columns per site, as numeric columns."""
     columns = holds(plan)
     size, common = np.array([block.width for block in plan.blocks]), columns.all(0)
     own = {

@@ -1,4 +1,4 @@
-"""The user's own tables as numbers: the second pass over the files, guided by their survey."""
+"""Encodes own tables as numbers: the second pass over the files, guided by their survey."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -29,17 +29,17 @@ Piece = tuple[str, int, int]  # a file, its first row, its rows
 
 @dataclass(frozen=True)
 class Arrays:
-    """The arrays that the second pass fills."""
+    """The arrays filled by the second pass."""
 
     x: Array
     y: Array
-    group: Array  # the site of a row
+    group: Array  # site of each row
     stage: Array
-    people: Array  # rows of one number belong together
-    weights: Array  # how much a row counts in training
+    people: Array  # rows with equal numbers belong together
+    weights: Array  # weight of each row in training
 
     def part(self, start: int, stop: int) -> "Arrays":
-        """Some rows of all of them."""
+        """The same arrays for some rows."""
         return Arrays(*(array[start:stop] for array in vars(self).values()))
 
 
@@ -75,7 +75,7 @@ def dataset(plan: Survey, name: str = "") -> Dataset:
 def read_arrays(
     plan: Survey, sites: Sequence[str], rows: int
 ) -> tuple[Arrays, dict[str, list[Piece]]]:
-    """The files as numbers; by site the pieces of which its rows are made, one for each stage."""
+    """Read the files as numbers; by site the chunks of its rows, one per stage."""
     width = sum(block.width for block in plan.blocks)
     y = np.zeros(rows, np.float64 if plan.options.task == "regression" else np.int64)
     group, stage, people = (np.zeros(rows, dtype=np.int64) for _ in range(3))
@@ -140,9 +140,9 @@ def _number_people(
     into: Arrays,
     people: dict[tuple[int, str], int],
 ) -> None:
-    """Number the people of each site; a row without one is a person of its own.
+    """Number the people of each site; a row without one counts as a separate person.
 
-    In one file with a column of sites, an equal value is one person at all of them.
+    In one file with a site column, equal values at several sites are one person.
     """
     for number, site in enumerate(sites):
         column = plan.options.rules(site).group
@@ -159,7 +159,7 @@ def _number_people(
 def _weigh(
     plan: Survey, sites: Sequence[str], sheet: Sheet, batch: pa.RecordBatch, into: Arrays
 ) -> None:
-    """Read the weights of rows; where a site names no column, they are 1."""
+    """Read the weights of rows; 1 at sites without a weight column."""
     for number, site in enumerate(sites):
         column = plan.options.rules(site).weights
         if column in batch.schema.names:
@@ -173,24 +173,24 @@ def _places(text: pa.Array, names: Sequence[str]) -> Array:
 
 
 def grouped(options: TableOptions) -> bool:
-    """Whether some site says which rows belong together."""
+    """Whether any site groups its rows."""
     return bool(options.group or any(rules.group for rules in options.sites.values()))
 
 
 def weighted(options: TableOptions) -> bool:
-    """Whether some site says how much a row counts in training."""
+    """Whether any site weights its rows."""
     return bool(options.weights or any(rules.weights for rules in options.sites.values()))
 
 
 def scaled(block: Block) -> Array:
-    """Which columns of a block are numbers to be scaled; the others are 0 or 1."""
+    """Which columns of a block are scaled; the others are 0 or 1."""
     numbers = np.zeros(block.width, dtype=bool)
     numbers[0] = block.kind != "text"
     return numbers
 
 
 def recipe(plan: Survey, pieces: Mapping[str, list[Piece]], sites: Sequence[str]) -> dict[str, Any]:
-    """How a file becomes numbers, as JSON: what a prediction needs."""
+    """How to convert a file to numbers, as JSON for predictions."""
     files = {site: [list(piece) for piece in own] for site, own in pieces.items()}
     rules = {name: asdict(plan.options.rules(name)) for name in sites}
     if all(rule == asdict(Rules()) for rule in rules.values()):

@@ -1,4 +1,4 @@
-"""The user's own texts: a JSONL, CSV, TSV or Parquet file a client, a column names the task."""
+"""Own texts: a JSONL, CSV, TSV or Parquet file per client, with a column for the task."""
 
 import csv
 import json
@@ -66,10 +66,10 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class Reading:
-    """How a file is read."""
+    """How to read a file."""
 
-    delimiter: str = ""  # of a CSV file; empty: detected
-    encoding: str = ""  # of a CSV file; empty: detected
+    delimiter: str = ""  # delimiter of a CSV file; empty: detected
+    encoding: str = ""  # encoding of a CSV file; empty: detected
     rename: Mapping[str, str] = field(default_factory=dict)  # names of columns, old = new
 
 
@@ -80,7 +80,7 @@ class _Texts:
     texts: list[str]
     labels: list[str]
     stages: list[str]
-    people: list[str | None]  # none where no column names them
+    people: list[str | None]  # None if no column names them
 
 
 def load(name: str = "", **values: Any) -> Dataset:
@@ -114,7 +114,7 @@ def load(name: str = "", **values: Any) -> Dataset:
 
 
 def examine(**values: Any) -> Contents:
-    """The classes and stages of each site, and columns that may name texts, for suggestions."""
+    """The classes and stages of each site, and columns that may identify texts, for suggestions."""
     options = build(TextOptions, values, "[data]")
     tables = _read(options)
     common = {name: getattr(options, name) for name in ("id", "group", "order", "labels", "sites")}
@@ -127,7 +127,7 @@ def examine(**values: Any) -> Contents:
 
 
 def _profiles(path: Path, options: TextOptions) -> dict[str, Profile]:
-    """What columns hold that the options do not name."""
+    """Profiles of the columns that the options do not name."""
     rules = options.rules(path.stem)
     text, label, stage = (
         rules.rename.get(name, name) for name in (options.text, options.label, options.stage)
@@ -141,7 +141,7 @@ def _profiles(path: Path, options: TextOptions) -> dict[str, Profile]:
             continue
         try:
             words = _words(path, name, columns[name])
-        except UserError:  # lists or objects name nothing
+        except UserError:  # lists or objects identify nothing
             continue
         values = pyarrow.array([word or None for word in words], pyarrow.string())
         nothing = pyarrow.nulls(len(values), pyarrow.string())
@@ -156,7 +156,7 @@ def counts(tables: Mapping[str, _Texts], what: str) -> dict[str, Counter[str]]:
 
 
 def _people(tables: Mapping[str, _Texts]) -> Array:
-    """A number for each text; those of one person have the same."""
+    """A number for each text, equal for texts of one person."""
     keys = []
     for site, table in tables.items():
         for row, name in enumerate(table.people):
@@ -165,7 +165,7 @@ def _people(tables: Mapping[str, _Texts]) -> Array:
 
 
 def _read(options: TextOptions) -> dict[str, _Texts]:
-    """The files by the name of their site."""
+    """Read the files, by the name of their site."""
     if not options.files:
         raise UserError("no files", "data", "write files = ['a.jsonl', 'b.jsonl'], one a client")
     places = [Path(path).resolve() for path in options.files]
@@ -188,7 +188,7 @@ def _read(options: TextOptions) -> dict[str, _Texts]:
 
 
 def _file(path: Path, options: TextOptions, rules: Rules) -> _Texts:
-    """The texts of one client, labels as its rules have them."""
+    """The texts of one client, with labels after applying its rules."""
     reading = Reading(options.delimiter, options.encoding, rules.rename)
     renamed = {one: rules.rename.get(name, name) for one, name in vars(options).items()
              if one in ("text", "label", "stage")}  # fmt: skip
@@ -210,7 +210,7 @@ def _file(path: Path, options: TextOptions, rules: Rules) -> _Texts:
 def some_texts(
     path: Path, names: tuple[str, str], rules: Rules, dialect: tuple[str, str]
 ) -> tuple[list[str], list[str | None] | None, list[str] | None]:
-    """Texts of a file to predict; their labels and ids where it has columns of them.
+    """Texts of a file to predict, with labels and ids if it has such columns.
 
     `names` are the columns of texts and labels; `dialect`: the delimiter and the encoding of a CSV
     file, empty to detect them.
@@ -238,7 +238,7 @@ def _refuse_numbers(path: Path, name: str, texts: Sequence[Any]) -> None:
 def _columns(
     path: Path, names: Sequence[str], reading: Reading, needed: Sequence[str] | None = ()
 ) -> dict[str, list[Any]]:
-    """These columns of a file by name, and those of the `wanted` ones that it has; None: all."""
+    """Some columns of a file by name, with available `wanted` columns; None: all columns."""
     kind = path.suffix.lower()
     if kind not in KINDS:
         kinds = ", ".join(KINDS)
@@ -258,9 +258,9 @@ def _columns(
 
 
 def _words(path: Path, column: str, values: Sequence[Any], needed: bool = False) -> list[str]:
-    """Labels, stages or names as words: 1, 1.0 and "1" are one, and so are true and True.
+    """Labels, stages or names as words: 1, 1.0 and "1" are equal, and so are true and True.
 
-    A missing one is refused where it is needed, else empty.
+    A missing one raises an error if it is required, else becomes empty.
     """
     words = []
     for row, value in enumerate(values, 1):
@@ -296,7 +296,7 @@ def _empty(path: Path) -> UserError:
 def _chosen(
     path: Path, columns: Sequence[str], names: Sequence[str], needed: Sequence[str] | None
 ) -> list[str]:
-    """The columns to read; refuse a file that has not each of the `names` once."""
+    """The columns to read; refuses a file unless it has each of the `names` exactly once."""
     for name in names:
         if name not in columns:
             raise UserError(f"no column '{name}'", str(path), nearest(name, columns))
@@ -373,7 +373,7 @@ def _csv(
 
 
 def _csv_error(path: Path, encoding: str, error: Exception) -> Exception:
-    """What is wrong with a CSV file and in which row, without quoting its content."""
+    """The error in a CSV file and its row, without quoting its content."""
     if isinstance(error, UnicodeError) or "UTF8" in str(error):
         remedy = "name another encoding, or leave it out: atoll detects it"
         return UserError(f"the file is not {encoding}", str(path), remedy, EXIT_DATA_MISSING)

@@ -25,7 +25,7 @@ __all__ = [
 LITERAL = ".ipv6-literal.net"  # after Windows, where an address within a path is named like this
 LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 NAME = re.compile(rf"({LABEL}\.)*{LABEL}")
-DIAL_SECONDS = 20.0  # for each address of a host
+DIAL_SECONDS = 20.0  # timeout in seconds for each address of a host
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 
 
@@ -66,9 +66,9 @@ def is_loopback(host: str) -> bool:
 
 
 def local_addresses(server: str) -> tuple[str, ...]:
-    """The addresses at which the coordinator's machine reaches its own server, best first.
+    """The addresses at which the coordinator's machine reaches its server, best first.
 
-    On that machine the public name may be unknown, or may be that of a router in front of it.
+    On that machine the public name may not resolve, or may resolve to a router in front of it.
     """
     return (server,) if is_loopback(server) else ("127.0.0.1", "::1")
 
@@ -90,7 +90,7 @@ def open_connection(
 
 
 def bind_address(host: str) -> tuple[socket.AddressFamily, str]:
-    """The address family and address to listen at; all addresses if `host` is empty."""
+    """The address family and address to listen on; all addresses if `host` is empty."""
     if not host:
         both = socket.has_dualstack_ipv6()
         return (socket.AF_INET6, "::") if both else (socket.AF_INET, "")
@@ -101,7 +101,7 @@ def bind_address(host: str) -> tuple[socket.AddressFamily, str]:
 
 
 def is_taken(server: str, port: int) -> bool:
-    """Whether another program listens at the server's port."""
+    """Whether another program listens on the server's port."""
     family, address = bind_address(server if is_loopback(server) else "")
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -115,5 +115,5 @@ def is_taken(server: str, port: int) -> bool:
 
 
 def proxies() -> str:
-    """The environment variable that names a proxy (atoll uses none); empty if no variable does."""
+    """The environment variable that sets a proxy (atoll uses none); empty if none does."""
     return next((name for name in PROXIES if os.environ.get(name)), "")

@@ -1,4 +1,4 @@
-"""The rounds of a run that a site has answered, with the weights; a restore does not undo them."""
+"""The answered requests of a run at a site, with digests of their weights; a restore keeps them."""
 
 import json
 from dataclasses import dataclass, field
@@ -13,15 +13,15 @@ __all__ = ["Answered"]
 
 @dataclass
 class Answered:
-    """The digests of the weights that a run's answers began with."""
+    """The digests of the weights in the answered requests of a run."""
 
     path: Path
-    digests: dict[str, list[str]] = field(default_factory=dict)  # by what was asked, and when
-    repeats: int = 0  # answers that came again with other weights
+    digests: dict[str, list[str]] = field(default_factory=dict)  # by request and moment
+    repeats: int = 0  # number of answers repeated with other weights
 
     @classmethod
     def read(cls, path: Path) -> "Answered":
-        """Read what `add` wrote; an empty one where there is no file."""
+        """Read the file that `add` wrote; empty if there is no file."""
         if not path.exists():
             return cls(path)
         what = "the list of answered rounds is damaged"
@@ -29,11 +29,11 @@ class Answered:
         return read_json(path, lambda b: cls(path, dict(b["digests"]), int(b["repeats"])), error)
 
     def other(self, key: str, digest: str) -> bool:
-        """Whether this request was answered before, but with other weights."""
+        """Whether this request was answered before with other weights."""
         return digest not in self.digests.get(key, [digest])
 
     def add(self, asked: dict[str, str]) -> None:
-        """Add the requests that are answered now."""
+        """Add the requests that are being answered."""
         new = {key: one for key, one in asked.items() if one not in self.digests.get(key, [])}
         for key, digest in new.items():
             self.repeats += self.other(key, digest)

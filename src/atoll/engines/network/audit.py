@@ -1,4 +1,4 @@
-"""Do weights single out a training row, and does an update show one?
+"""Checks whether weights single out a training row, and whether an update reveals one.
 
 The update of a linear layer that reads the inputs is, for each unit, a sum of the rows that
 activate the unit. If a single row activates a unit, or if two units of the same direction differ by
@@ -16,12 +16,12 @@ from torch import Tensor
 __all__ = ["FEWEST", "plain_step", "shown_rows", "singling_units", "varied_columns"]
 
 TOLERANCE = 0.005  # relative distance of a combination of units from the row
-FEWEST = 5  # columns with many values, below which a combination meets a row by chance
-MANY = 10  # distinct values from which a column counts as having many
+FEWEST = 5  # number of columns with many values below which a combination matches a row by chance
+MANY = 10  # number of distinct values from which a column counts as having many
 MOST = 50_000_000  # rows x units x units, above which only neighbours are compared
-PARALLEL = 0.999  # cosine from which two units have one direction
-NEARLY = 2  # rows by which such units differ at most, to be twins
-SMALL_SHARE = 16  # a unit may be reached by one in so many rows in any case
+PARALLEL = 0.999  # cosine from which two units count as parallel
+NEARLY = 2  # maximum number of rows by which twins differ
+SMALL_SHARE = 16  # one row in this many may always reach a unit
 FEW, ENOUGH = 8, 40  # rows that are few for a unit, of a table with at least as many
 NOISE = 1e-10  # squared sine between two updates, below which their difference is rounding
 
@@ -29,10 +29,10 @@ NOISE = 1e-10  # squared sine between two updates, below which their difference 
 def singling_units(weights: Mapping[str, Tensor], rows: Tensor, least: int) -> int:
     """The number of units that some rows activate, but fewer than `least`; twins count as well.
 
-    Twins: two units of one direction that differ by one or two rows, and two that few rows reach
+    Twins: two parallel units that differ by one or two rows, and two that few rows reach
     and that differ by one. Tables with few columns, and small ones, have such units by chance:
     `least` is at most one in sixteen rows, and fewer than five columns are not looked at. Nor are
-    images, whose pixels are not centred: there such units are usual.
+    images, whose pixels are not centred: there such units are common.
     """
     if least < 2 or not len(rows) or rows.dim() != 2 or rows.shape[1] < FEWEST:
         return 0
@@ -41,14 +41,14 @@ def singling_units(weights: Mapping[str, Tensor], rows: Tensor, least: int) -> i
     count = 0
     for names in _layers(weights, inputs.shape[1]):
         if not names[1]:
-            continue  # no unit by itself: a part of one, such as an adapter
+            continue  # not a unit but a part of one, such as an adapter
         weight, bias = (weights[name].detach().double().cpu() for name in names)
         count += _singling(weight, bias, inputs, least)
     return count
 
 
 def _layers(weights: Mapping[str, Tensor], columns: int) -> list[tuple[str, str]]:
-    """The names of weight and bias of every matrix that reads the inputs; without a bias empty."""
+    """The names of weight and bias of every matrix that reads the inputs; the bias may be empty."""
     layers = []
     for name, tensor in weights.items():
         bias = name.replace("weight", "bias")
@@ -84,7 +84,7 @@ def shown_rows(before: Mapping[str, Tensor], after: Mapping[str, Tensor], rows: 
 def varied_columns(inputs: Tensor, most: int = FEWEST) -> int:
     """The number of columns with many values, counted up to `most`.
 
-    With fewer than `FEWEST` a combination of units meets a row by chance.
+    With fewer than `FEWEST`, a combination of units matches a row by chance.
     """
     varied = (len(column.unique()) >= min(MANY, len(inputs)) for column in inputs.T)
     return sum(islice(filter(None, varied), most))
@@ -128,7 +128,7 @@ def _of_layer(
 
 
 def _by_pairs(units: Tensor, ends: Tensor) -> Tensor:
-    """Rows that lie in the plane of two units; of many units, in that of neighbours by bias."""
+    """Rows in the plane of two units; with many units, only of neighbours by bias."""
     cosines, along = units @ units.T, ends @ units.T
     if len(ends) * len(units) ** 2 > MOST:
         one, two = along[:, :-1], along[:, 1:]
@@ -146,6 +146,6 @@ def _by_pairs(units: Tensor, ends: Tensor) -> Tensor:
 
 
 def _scale(cosines: Tensor) -> Tensor:
-    """1 / sin^2 of the angle between two units; 0 where they differ by rounding alone."""
+    """1 / sin^2 of the angle between two units; 0 if they differ only by rounding."""
     square = 1 - cosines.square()
     return torch.where(square > NOISE, 1 / square.clamp(min=NOISE), 0.0)

@@ -52,25 +52,25 @@ from atoll.runs.parts import Parts
 
 __all__ = ["Bounds", "Trail", "too_little"]
 
-STRIDE = 2.0  # own updates: shared weights may move as far in any case
+STRIDE = 2.0  # number of own updates that shared weights may always move
 MOST_PROBES = 10  # refusals that depend on rows, of all runs: each says something about them
-SHRUNK = 0.1  # of its first norm: a matrix of shared weights, or a unit, gets no smaller
+SHRUNK = 0.1  # minimum norm of a matrix of shared weights, or a unit, relative to its first
 
 
 @dataclass
 class Trail:
-    """The first and the last received shared weights of a run, by name."""
+    """The first and the last shared weights that a run received, by name."""
 
     first: dict[str, Tensors] = field(default_factory=dict)
     last: dict[str, Tensors] = field(default_factory=dict)
-    place: tuple[int, int] = (-1, -1)  # stage and round of the last update that left
+    place: tuple[int, int] = (-1, -1)  # stage and round of the last update sent
     steps: dict[str, int] = field(default_factory=dict)  # of optimisers that remember, by phase
     reach: dict[str, dict[str, float]] = field(default_factory=dict)  # norms of the last own update
-    # stage, round and digest of the weights that came last to be tested
+    # stage, round and digest of the last tested weights
     tested: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
-        """Save it whole."""
+        """Save the trail atomically."""
         tensors = {"place": torch.tensor(self.place)}
         tensors |= {f"steps/{phase}": torch.tensor(n) for phase, n in self.steps.items()}
         tensors |= {f"tested/{name}": torch.tensor(one) for name, one in self.tested.items()}
@@ -85,7 +85,7 @@ class Trail:
 
     @classmethod
     def read(cls, path: Path) -> "Trail":
-        """Read what `write` saved; an empty one where there is no file."""
+        """Read what `write` saved; empty if there is no file."""
         if not path.exists():
             return cls()
         with disk_errors(path):
@@ -114,7 +114,7 @@ def _by_name(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
 
 
 def too_little(parts: Parts, client: str, terms: Contract) -> str:
-    """Which stage has too few training rows, or columns, of this client; empty where none has."""
+    """The stage with too few training rows, or columns, of this client; empty if none."""
     for stage, holding in enumerate(parts.scenario.holdings[client]):
         rows, where = len(holding.train), f"at stage {stage + 1}"
         if 0 < rows < terms.rows:
@@ -143,16 +143,16 @@ class Bounds:
     client: str
     home: Path  # the run's folder in the store
     spent: Spent
-    probed: Callable[[], int]  # refusals so far that depend on rows, of all runs
-    fresh: bool = True  # the client has neither trained nor been restored since `prepare`
+    probed: Callable[[], int]  # number of refusals that depend on rows, over all runs
+    fresh: bool = True  # whether the client has neither trained nor been restored since `prepare`
     answered: tuple[int, int] = (-1, -1)  # stage and round of the last answer since then
-    epochs: int = 0  # of the work of this exchange
-    trained: Tensor | None = None  # this site's own rows in the work of this exchange
-    single: Optimiser | None = None  # Adam, where the work of this exchange is one step of it
+    epochs: int = 0  # epochs in this exchange
+    trained: Tensor | None = None  # this site's own rows in the jobs of this exchange
+    single: Optimiser | None = None  # Adam, if the jobs of this exchange are one Adam step
     request: Any = None
-    dirty: bool = False  # whether the trail is to be written
+    dirty: bool = False  # whether the trail must be written
     updates: bool = False  # whether the answer of this exchange is an update of shared weights
-    sums: bool = False  # whether it is sums over training rows
+    sums: bool = False  # whether the answer is a sum over training rows
     moment: Moment = field(default_factory=lambda: Moment(0, 0, 1))
 
     def __post_init__(self) -> None:
@@ -167,32 +167,32 @@ class Bounds:
         return self.home / f"shared{'-' if place else ''}{place}.safetensors"
 
     def begin(self, moment: Moment, action: Callable[..., Any] | None) -> None:
-        """A new exchange."""
+        """Start a new exchange."""
         self.moment, self.epochs, self.trained, self.request = moment, 0, None, None
         self.single, self.asked = None, {}
         reply = kinds(action)[1] if action else type(None)
         self.updates, self.sums = bool(marked(reply, Update)), bool(marked(reply, RowSums))
 
     def exhausted(self, moment: Moment) -> str:
-        """Why no further round may begin on this data; empty where it may."""
+        """Why no further round may begin on this data; empty if one may."""
         most = self.terms.rounds_in_all
         over = self.spent.rounds + self.counts(moment) > most
         return f"more than {most:,} rounds on this data are not in the contract" if over else ""
 
     def counts(self, moment: Moment) -> int:
-        """1 where an answer now is the first of its round since `prepare` or `restore`; else 0."""
+        """1 if an answer now is the first of its round since `prepare` or `restore`; else 0."""
         return int((moment.stage, moment.round) != self.answered)
 
     @property
     def rounds(self) -> int:
-        """The same of this exchange."""
+        """The number of rounds in this exchange."""
         return self.counts(self.moment)
 
     def on_request(self, request: Any) -> None:
         """Refuse weights and gradients beyond the bounds.
 
-        A second update of a round is refused before anything depends on rows: whether its weights
-        would single out rows is an answer too.
+        Refuses a second update of a round before anything depends on rows: whether its weights
+        would single out rows is information too.
         """
         self.request = request
         self._admit_task(request)
@@ -213,7 +213,7 @@ class Bounds:
             self._admit_sums()
 
     def _admit_task(self, request: Any) -> None:
-        """Refuse rows of a task, or of a stage, that an honest run has not come to."""
+        """Refuse rows of a task or stage that an honest run has not reached."""
         stage = self.moment.stage
         for name, mark in marked(type(request), Task).items():
             trained = mark.part and getattr(request, mark.part) == "train"
@@ -222,11 +222,11 @@ class Bounds:
                 raise RefusedError(f"rows of a task or stage that stage {stage + 1} does not have")
 
     def unfit(self) -> str:
-        """Why sums over rows would be refused later in this run; empty where they would not."""
+        """Why sums over rows would be refused later in this run; empty if they would not."""
         return "" if self.terms.sums == "allow" else unfit_sums(self.parts, self.client)
 
     def _admit_sums(self) -> None:
-        """Refuse sums of what shared weights compute, but for one set of them in a stage."""
+        """Refuse sums of outputs of shared weights, except for one set of weights per stage."""
         if not self.moment.last:
             raise RefusedError("sums over rows are for the last round of a stage")
         self._mixed(self.parts.site(self.client).train(self.moment.stage).x)
@@ -235,7 +235,7 @@ class Bounds:
         return len(self.parts.scenario.holdings[self.client][stage].train)
 
     def on_job(self, job: Any) -> None:
-        """Refuse work on too few rows, in too few steps, or beyond the budget of epochs."""
+        """Refuse jobs with too few rows, too few steps, or beyond the budget of epochs."""
         work = getattr(job, "work", job)
         if not isinstance(work, TrainJob) or not len(work.rows):
             return
@@ -260,7 +260,7 @@ class Bounds:
         self.single = adam if steps == 1 else None
 
     def _own(self, rows: Rows) -> Tensor:
-        """This site's own rows of a piece of work; other rows lengthen steps and hide nothing."""
+        """This site's own rows of a job; other rows lengthen steps but protect nothing."""
         stage = self.moment.stage
         if not self.updates or rows.sequences or len(rows) <= self._rows(stage):
             return rows.x
@@ -268,7 +268,7 @@ class Bounds:
         return own_rows(rows.x, [site.train(before).x for before in range(stage + 1)])
 
     def _advance(self, work: TrainJob) -> None:
-        """Refuse an optimiser whose step count went back within this stage."""
+        """Refuse an optimiser whose step count decreased within this stage."""
         stage = self.moment.stage
         for phase in work.phases:
             key = f"{stage}-{phase.name}"
@@ -279,7 +279,7 @@ class Bounds:
                 self.trail.steps[key], self.dirty = taken, True
 
     def _mixed(self, rows: Tensor) -> None:
-        """Refuse weights that single out rows here, before anything is trained with them.
+        """Refuse weights that single out rows here, before training with them.
 
         Each such refusal says something about the rows, so there are few of them, over all runs.
         """
@@ -295,7 +295,7 @@ class Bounds:
                 raise RefusedError(f"{SINGLED} rows of this site in {count} units")
 
     def _whole(self, weights: Tensors, rows: Tensor) -> Tensors:
-        """The weights of the network that these make; rows that are not looked at need none."""
+        """The network's weights composed of these; rows that are not checked need none."""
         whole = methods.load(str(self.parts.config.method["name"])).whole
         if whole is None or rows.dim() != 2:
             return weights
@@ -304,7 +304,7 @@ class Bounds:
         return network
 
     def on_reply(self, reply: Any) -> None:
-        """Refuse a second update of one round, and an update that shows a training row."""
+        """Refuse a second update of one round, and an update that reveals a training row."""
         updates = marked(type(reply), Update)
         reason = too_few(reply, self.moment, self._rows) if self.terms.sums == "refuse" else ""
         if reason:
@@ -318,7 +318,7 @@ class Bounds:
             self.trail.last[whole.name], self.dirty = _plain(getattr(reply, field_name)), True
 
     def _look_at_whole(self, name: str, weights: Tensors) -> None:
-        """Refuse whole weights that show a row, by those that this site last received."""
+        """Refuse whole weights that reveal a row, relative to the last weights received here."""
         before = self.trail.last.get(name)
         if before is None or self.terms.shown_rows == "allow":
             return
@@ -331,7 +331,7 @@ class Bounds:
             raise RefusedError(SHOWN)
 
     def _look(self, of: str, before: Tensors, after: Mapping[str, Tensor]) -> None:
-        """Refuse an update that shows a row; remember how large it is."""
+        """Refuse an update that reveals a row; store its norm."""
         rows = self.trained if self.terms.shown_rows == "refuse" else None
         seen = [after]
         if self.single is not None:
@@ -356,7 +356,7 @@ class Bounds:
 
     @property
     def _second(self) -> bool:
-        """Whether an update now would be a second one since the place where the run stands."""
+        """Whether an update now would be the second one of its round."""
         return self._here <= self.trail.place and not (self.fresh and self._here == (0, 0))
 
     def _refuse_second(self) -> None:
@@ -370,9 +370,9 @@ class Bounds:
         self.trail.place, self.dirty = self._here, True
 
     def end(self) -> None:
-        """Remember the weights of an update after its answer is logged.
+        """Store the weights of an update after its answer is logged.
 
-        Those of a test move nothing, or many tests in one round would be as many moves.
+        Weights of a test are not stored, or many tests in one round would allow as many moves.
         """
         for field_name, mark in marked(type(self.request), SharedWeights).items():
             weights = getattr(self.request, field_name)
@@ -387,7 +387,7 @@ class Bounds:
             self.dirty = False
 
     def keep(self, place: str, files: int) -> None:
-        """Save this state beside a checkpoint of the client; only the newest files are kept."""
+        """Save this state beside a checkpoint of the client; keeps only the newest files."""
         self.trail.write(self._path(place))
         for path in sorted(self.home.glob("shared-*.safetensors"), key=_age)[:-files]:
             path.unlink(missing_ok=True)
@@ -429,7 +429,7 @@ class Bounds:
             self._admit(name, weights)
 
     def _repeated(self, name: str, weights: Tensors) -> None:
-        """Refuse a request that was answered before a restore if its weights differ now."""
+        """Refuse a request that was answered before a restore if its weights now differ."""
         stage, number = self._here
         key = f"{'update' if self.updates else 'test'} {name} {stage}-{number}"
         self.asked[key] = f"{_digest(weights, 16):032x}"
@@ -461,8 +461,8 @@ class Bounds:
     def _drifts(self, key: str, new: Tensor, first: Tensor, usual: float) -> None:
         """Refuse weights that are far from the first ones, or a matrix that has almost vanished.
 
-        The first values of a short vector, such as a bias, may all happen to be small. The drift of
-        a vector is therefore measured in no less than the norm that `usual` entries have.
+        The initial values of a short vector, such as a bias, may all be small. The drift of
+        a vector is therefore measured relative to at least the norm that `usual` entries have.
         """
         most = self.terms.drift
         if not most or not new.is_floating_point() or not new.numel():
@@ -487,7 +487,7 @@ class Bounds:
 
 
 def _vanished(new: Tensor, first: Tensor) -> bool:
-    """Whether a matrix, or a unit of it, is so small that one step can turn it anywhere."""
+    """Whether a matrix, or a unit of it, is so small that one step can turn it in any direction."""
     units, begun = (t.flatten(1).norm(dim=1) for t in (new, first))
     small = units < SHRUNK * begun if new[0].numel() >= FEWEST else units < 0
     return bool(small.any()) or float(new.norm()) < SHRUNK * float(first.norm())
@@ -505,7 +505,7 @@ def _plain(weights: Mapping[str, Tensor]) -> Tensors:
 
 
 def _equal(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
-    """Whether weights are the same, bit for bit."""
+    """Whether weights are equal, bit for bit."""
     return one.keys() == two.keys() and all(_bits(one[n]) == _bits(two[n]) for n in one)
 
 

@@ -1,7 +1,7 @@
 """Keys, requests and certificates of a federation's parties, with the package cryptography.
 
-A certificate says what it is for: the coordinator's for servers, a site's and that of the command
-session for clients. None is taken for the other.
+A certificate states its purpose: the coordinator's is for servers, that of a site or of the command
+session for clients. Neither is accepted for the other.
 """
 
 import hashlib
@@ -32,11 +32,11 @@ __all__ = [
     "request_pem",
 ]  # fmt: skip
 
-CLIENT, SERVER = "client", "server"  # what a certificate is for
+CLIENT, SERVER = "client", "server"  # purposes of a certificate
 PURPOSES = {CLIENT: ExtendedKeyUsageOID.CLIENT_AUTH, SERVER: ExtendedKeyUsageOID.SERVER_AUTH}
-DAYS = 360  # that a party's certificate is valid
-SLACK = timedelta(minutes=5)  # by which the clocks of parties may differ
-BITS = 2048  # of a key, at least
+DAYS = 360  # days of validity of a party's certificate
+SLACK = timedelta(minutes=5)  # maximum difference between the clocks of parties
+BITS = 2048  # minimum key size in bits
 
 
 def new_key() -> Any:
@@ -73,7 +73,7 @@ def read_key(content: bytes, where: str, passphrase: str = "") -> Any:
 
 
 def fingerprint(public_key: Any) -> str:
-    """SHA-256 of a public key in groups of four, for reading on the telephone."""
+    """SHA-256 of a public key in groups of four, to read out on the telephone."""
     content = public_key.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -89,7 +89,7 @@ def _name(common: str, organisation: str = "", role: str = "") -> x509.Name:
 
 
 def common_name(signed: Any) -> str:
-    """The name in a certificate or a request; empty where there is none."""
+    """The name in a certificate or a request; empty if there is none."""
     attributes = signed.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(attributes[0].value) if attributes else ""
 
@@ -102,7 +102,7 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def purposes_of(certificate: Any) -> set[str]:
-    """The extended key usages of a certificate; empty for older certificates, which have none."""
+    """The extended key usages of a certificate; empty for older certificates without any."""
     try:
         usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
@@ -128,7 +128,7 @@ def read_certificate(content: bytes, where: str) -> Any:
 
 
 def request_pem(name: str, key: Any) -> bytes:
-    """A certificate request for a name, signed by its key; the key itself is not part of it."""
+    """A certificate request for a name, signed by its key; it does not contain the private key."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(_name(name, "atoll"))
     pem: bytes = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
     return pem

@@ -1,6 +1,6 @@
-"""The coordinator's half of the answer: asks sites once, keeps the ledger, assembles the answer.
+"""The coordinator's part of the answer: asks sites once, logs messages, assembles the answer.
 
-Where parties hold columns of the same rows, the coordinator compares: it has the labels, and
+If parties have columns of the same rows, the coordinator compares, because it has the labels, and
 `atoll.engines.network.party_comparison` has each party train with the server alone.
 """
 
@@ -26,15 +26,15 @@ __all__ = ["Sites", "collect", "reason_for_none"]
 
 
 class Sites(Parties, Protocol):
-    """What is needed of the engine between sites."""
+    """The interface to the engine between sites."""
 
     def compare(self, request: Packet) -> dict[str, Packet | str]:
-        """The releases of sites that are asked, or why there is none."""
+        """The releases of the sites, or the reasons why there is none."""
         ...
 
 
 def reason_for_none(parts: Parts, willing: int) -> str:
-    """Why sites are not asked; empty where they are."""
+    """Why sites are not asked; empty if they are."""
     if not parts.config.checkpoints:
         return "the run keeps no checkpoint"
     if not willing:
@@ -52,10 +52,10 @@ def collect(
     stopping: Callable[[], bool] = lambda: False,
     comparing: Callable[[str], None] = lambda id: None,
 ) -> dict[str, Any]:
-    """Ask the sites of a run whose rounds are done; the answer, to be written with the result.
+    """Ask the sites of a run after its rounds; return the answer, to be written with the result.
 
-    The messages are lines of the record's ledger, before the end of the run is written. Where
-    parties train alone, `stopping` ends that, and `comparing` receives who trains.
+    The messages become lines of the record's ledger before the end of the run is written. If
+    parties train alone, `stopping` ends that, and `comparing` receives the party that trains.
     """
     arrays, head = read_checkpoint(folder)
     if parts.scenario.labels_at_server:
@@ -106,7 +106,7 @@ def _ledger(request: Packet, packets: Mapping[str, Packet], parts: Parts) -> lis
 
 
 def _shares_rows(scenario: Scenario) -> bool:
-    """Whether sites have test rows in common; own tables, which are not here, have none."""
+    """Whether sites share test rows; own tables, which are not available here, do not."""
     rows = []
     for several in scenario.tests.values():
         rows.append(np.unique(np.concatenate([*several, np.empty(0, np.int64)])))

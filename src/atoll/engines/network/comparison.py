@@ -1,7 +1,7 @@
-"""The comparison at the end of a run: a site computes it, and a release of it leaves.
+"""The comparison at the end of a run: a site computes it and sends a release of it.
 
 The site trains the same method alone and compares both models on its own test rows. Outcomes,
-qualities and exact counts stay in its store; `atoll.metrics.release` has the rule of what leaves.
+qualities and exact counts stay in its store; `atoll.metrics.release` defines what may leave.
 """
 
 import json
@@ -33,33 +33,33 @@ __all__ = [
 ]  # fmt: skip
 
 RELEASE = "release.json"
-ALONE = "alone"  # the folder of what a party trains with the server alone, in that of the run
+ALONE = "alone"  # folder of what a party trains with the server alone, inside the run's folder
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What training alone uses up of the budgets over all runs on the same data."""
+    """What training alone costs of the budgets over all runs on the same data."""
 
     rounds: int
     epochs: int
 
 
 def obstacle(parts: Parts) -> str:
-    """Why no site of a run can compare; empty where each can."""
+    """Why no site of a run can compare; empty if all can."""
     if parts.scenario.labels_at_server:
         return "where sites hold columns of the same rows, no site can predict by itself"
     return ""
 
 
 def alone_half(parts: Parts, id: str) -> Parts:
-    """The parts of a federation of one party, which the server compares with: it has the labels."""
+    """The parts of a federation of one party, for the server that compares: it has the labels."""
     if not parts.scenario.labels_at_server:
         raise RefusedError("where sites hold whole rows, each compares by itself")
     return alone_parts(parts, id)
 
 
 def cost_of(parts: Parts, id: str) -> Cost:
-    """The rounds and epochs of the same method at a site alone."""
+    """The rounds and epochs of the same method at a single site."""
     config = parts.config
     stages = sum(len(holding.train) > 0 for holding in parts.scenario.holdings[id])
     rounds = config.rounds * stages
@@ -68,7 +68,7 @@ def cost_of(parts: Parts, id: str) -> Cost:
 
 
 def over_budget(cost: Cost, spent: Spent, terms: Contract) -> str:
-    """Which budget over all runs a comparison would exceed; empty where none."""
+    """The budget over all runs that a comparison would exceed; empty if none."""
     counts = (
         ("comparisons", spent.comparisons + 1, terms.comparisons_in_all),
         ("rounds", spent.rounds + cost.rounds, terms.rounds_in_all),
@@ -81,16 +81,16 @@ def over_budget(cost: Cost, spent: Spent, terms: Contract) -> str:
 
 
 def excess(parts: Parts, cost: Cost, spent: Spent, terms: Contract) -> str:
-    """Why a comparison is beyond the contract; empty where it is not."""
+    """Why a comparison exceeds the contract; empty if it does not."""
     refused = over_budget(cost, spent, terms) or obstacle(parts)
     return refused or ranges.metric_violation(terms.options, parts.config, parts.metric)
 
 
 def joined_model(parts: Parts, request: Compare) -> tuple[Compare, dict[str, Tensors]]:
-    """The request with the state of a server alone, and its shared weights by their mark.
+    """The request with a server's state, and its shared weights by their mark.
 
-    A server of this site reads the state, so nothing else in it reaches a model. That of a method
-    which declares no shared weights is empty: its models are the clients'.
+    Only a server at this site reads the state, so nothing else in it reaches a model. The state of
+    a method without shared weights is empty: its models are the clients'.
     """
     method = methods.load(str(parts.config.method["name"]))
     if method.first is None:
@@ -106,9 +106,9 @@ def joined_model(parts: Parts, request: Compare) -> tuple[Compare, dict[str, Ten
 def compared(
     parts: Parts, id: str, state: Tensors, request: Compare, home: Path
 ) -> tuple[Release, dict[str, bytes]]:
-    """What leaves the site, and the files with everything that it keeps.
+    """The release that leaves the site, and the files with all details.
 
-    `state` is that of the site's own client at the end of the run.
+    `state` is the final state of the site's own client.
     """
     config, sites = parts.config, len(parts.scenario.clients)
     whole = prefixed("server", request.state) | prefixed(f"client/{id}", state)
@@ -119,12 +119,12 @@ def compared(
 
 
 def written_release(digest: str, leaves: Release) -> tuple[str, bytes]:
-    """The file that says what has left for which request: its name and content."""
+    """The name and content of the file that records the release for a request."""
     return RELEASE, json.dumps({"request": digest, "release": asdict(leaves)}).encode()
 
 
 def read_release(home: Path) -> tuple[str, Release] | None:
-    """The request and the release of a run that has had its comparison; None of another."""
+    """The request and release of a run that has been compared; None if it has not."""
     path = home / RELEASE
     if not path.exists():
         return None

@@ -1,7 +1,7 @@
 """The coordinator: submits runs as jobs, watches the sites, and resumes after faults.
 
 NVFlare provides the network, TLS and authentication. If a site, a job or the server dies, the run
-is submitted again and resumes from its checkpoint. It reports for whom it waits.
+is submitted again and resumes from its checkpoint. The coordinator reports missing sites.
 """
 
 import hashlib
@@ -44,26 +44,26 @@ from atoll.runs.config import RunConfig, to_toml
 
 __all__ = ["Terms", "View", "lines", "serve"]
 
-FRESH = 20.0  # seconds since NVFlare last heard of a site, from which it counts as away
-STUCK = 5  # jobs in a row that bring a run no further
-START_SECONDS = 90.0  # in which a job must have begun
-END_SECONDS = 8.0  # in which NVFlare should have ended a job that has done its work
+FRESH = 20.0  # seconds without contact to NVFlare after which a site counts as away
+STUCK = 5  # maximum number of successive jobs without progress
+START_SECONDS = 90.0  # seconds for a job to start
+END_SECONDS = 8.0  # seconds for NVFlare to end a finished job
 
 
 @dataclass(frozen=True)
 class Terms:
     """How patient the coordinator is, and whether it asks for comparisons."""
 
-    deadline: Positive = 3600.0  # seconds that one exchange may take
+    deadline: Positive = 3600.0  # maximum seconds of one exchange
     silence: Positive = 30.0  # seconds without a sign of life after which a site counts as lost
     patience: NotNegative = 120.0  # seconds to wait for a site before going on without it
-    at_least: NotNegativeInt = 0  # sites that must be there, where some may be away; 0: all
+    at_least: NotNegativeInt = 0  # minimum number of connected sites if some may be away; 0: all
     answer: bool = True  # ask sites at the end whether joining helps
 
 
 @dataclass
 class View:
-    """The state of a party, for a line on the screen."""
+    """The state of a party, for one line on the screen."""
 
     name: str
     state: str  # connected, working, away, revoked
@@ -71,7 +71,7 @@ class View:
     seen: float = 0.0  # seconds ago; 0 for never
     sent: int = 0
     received: int = 0
-    excluded: str = ""  # when and why its answers were left out last
+    excluded: str = ""  # time and reason of the last exclusion of its answers
 
 
 @dataclass
@@ -83,7 +83,7 @@ class _Serving:
     terms: Terms
     tell: Callable[[str, list[View]], None]  # shows progress and the parties
     stopping: Callable[[], bool]
-    note: Callable[[str], None]  # shows a line that stays on the screen
+    note: Callable[[str], None]  # shows a persistent line on the screen
     control: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -96,16 +96,16 @@ class _Serving:
         self.notices = Notices(self.kit.folder)
         self.notices.clear()
         self.lost = ""  # why the last job ended
-        self.moved: dict[str, tuple[int, int]] = {}  # bytes to and from a site, in earlier jobs
+        self.moved: dict[str, tuple[int, int]] = {}  # bytes to and from each site in earlier jobs
 
     @property
     def quorum(self) -> int:
-        """Sites without which nothing begins."""
+        """The sites required to begin."""
         can = all(methods.load(config.method["name"]).quorum for config, _ in self.todo)
         return self.terms.at_least if can and self.terms.at_least else len(self.kit.sites)
 
     def go(self) -> None:
-        """Execute all runs; lost jobs are submitted again."""
+        """Execute all runs; submits lost jobs again."""
         idle, before = 0, self._progress()
         try:
             while True:
@@ -135,12 +135,12 @@ class _Serving:
         return [path.stat().st_mtime_ns if path.exists() else 0 for path in paths]
 
     def _wait(self) -> list[str]:
-        """Until enough sites are there."""
+        """Wait until enough sites are connected."""
         began = time.monotonic()
         while True:
             if self.stopping():
                 raise InterruptedRunError
-            connected, all_sites = self._here(), self.kit.sites  # who is revoked is not waited for
+            connected, all_sites = self._here(), self.kit.sites  # revoked sites are not awaited
             waited = time.monotonic() - began
             enough = len(connected) >= self.quorum and waited > self.terms.patience
             if len(connected) == len(all_sites) or enough:
@@ -150,7 +150,7 @@ class _Serving:
             time.sleep(0.5)
 
     def _here(self) -> list[str]:
-        """The sites that NVFlare heard from recently; starts the server if it is not running."""
+        """The sites that contacted NVFlare recently; starts the server if it is not running."""
         if self.host.ensure() and self.host.starts > 1:
             self.session.close()
         for notice in self.notices.new():
@@ -159,12 +159,12 @@ class _Serving:
         if last_seen is not None:
             self.heard |= last_seen
             for name in last_seen.keys() - set(self.kit.sites):
-                self.session.ban(name)  # a site that was revoked, or of another list
+                self.session.ban(name)  # a revoked site, or one of another list
         now = time.time()
         return [n for n in self.kit.sites if last_seen and now - last_seen.get(n, 0.0) < FRESH]
 
     def _views(self) -> list[View]:
-        """The view of every party, with the job's status of it."""
+        """The view of every party, including the job's status."""
         now, reports = time.time(), read_json(self.control / "status.json").get("sites", {})
         views = []
         for name in self.kit.sites:
@@ -179,7 +179,7 @@ class _Serving:
         return views + [View(name, "revoked", "", now - self.heard[name]) for name in strangers]
 
     def _moved(self, name: str, status: Mapping[str, Any]) -> tuple[int, int]:
-        """The bytes to and from a site in all jobs, with what the present one has written down."""
+        """The bytes to and from a site in all jobs, including those reported by the current job."""
         sent, received = self.moved.get(name, (0, 0))
         return sent + int(status.get("sent", 0)), received + int(status.get("received", 0))
 
@@ -209,7 +209,7 @@ class _Serving:
         return {**read_json(self.control / "ended.json"), "job": job}
 
     def _watch(self, job: str, sites: list[str]) -> None:
-        """Wait until the job has ended, its server has stopped, or it gives no sign of life."""
+        """Wait until the job has ended, its server has stopped, or it stops responding."""
         began, looked, starts = time.monotonic(), 0.0, self.host.starts
         while True:
             time.sleep(0.25)
@@ -232,14 +232,14 @@ class _Serving:
             self.tell(progress or ("running" if quiet < 10 else "starting"), self._views())
 
     def _said_so(self) -> bool:
-        """Whether the job reported its end, and some seconds have passed since."""
+        """Whether the job reported its end more than some seconds ago."""
         try:
             return time.time() - (self.control / "ended.json").stat().st_mtime > END_SECONDS
         except OSError:
             return False
 
     def _end(self, job: str) -> None:
-        """End a job that has done what it can: NVFlare waits a minute for a site that is gone."""
+        """End a finished job: NVFlare waits a minute for a disconnected site."""
         self.session.abort(job)
         end = time.monotonic() + END_SECONDS
         while time.monotonic() < end:
@@ -251,20 +251,20 @@ class _Serving:
                 os.kill(pid, signal.SIGKILL)
 
     def _quiet(self, began: float) -> float:
-        """Seconds since the job's own process last gave a sign of life."""
+        """Seconds since the last sign of life from the job's process."""
         try:
             return time.time() - (self.control / "status.json").stat().st_mtime
         except OSError:
             return time.monotonic() - began + 10
 
     def _returned(self, sites: list[str]) -> bool:
-        """Whether a site is back that the job runs without."""
+        """Whether a missing site of the job has returned."""
         now = time.time()
         away = [name for name in self.kit.sites if name not in sites]
         return any(now - self.heard.get(name, 0.0) < FRESH / 2 for name in away)
 
     def _lost(self, ended: Mapping[str, Any]) -> str:
-        """Why a job was lost, and which site ended first if that is known."""
+        """Why a job was lost, and which site ended first if known."""
         if ended.get("site"):
             return str(ended["what"])
         ends = read_json(self.control / ENDS).get(str(ended.get("job", "")), [])
@@ -274,7 +274,7 @@ class _Serving:
         return str(ended.get("what", "the coordinator's own end of the job is gone"))
 
     def _over(self, ended: Mapping[str, Any]) -> bool:
-        """Whether the run is over; raises errors that another job cannot fix."""
+        """Whether the run is finished; raises errors that another job cannot fix."""
         outcome = ended.get("ended", "")
         if outcome == "done":
             return True
@@ -296,7 +296,7 @@ class _Serving:
 
 
 def _beside(kit: Kit, folder: Path) -> Path:
-    """The file with the name that a run has at the sites."""
+    """The file with the run's name at the sites."""
     short = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=6).hexdigest()
     return kit.folder.resolve() / "work" / f"run-{short}.json"
 
@@ -309,7 +309,7 @@ def serve(
     stopping: Callable[[], bool],
     note: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Coordinate runs to their end; interrupted runs resume.
+    """Coordinate runs until they finish; resumes interrupted runs.
 
     `note` receives lines about the keys of the parties and refused connections.
     """
@@ -336,7 +336,7 @@ def serve(
 
 
 def _register(kit: Kit, config: RunConfig, folder: Path) -> None:
-    """Store the config of a run and its name at the sites, which is new for a new run."""
+    """Store the config of a run and its name at the sites; a new run gets a new name."""
     path = _beside(kit, folder)
     if not (folder / "config.toml").exists() or not path.exists():
         name = f"{re.sub(r'[^A-Za-z0-9-]+', '-', config.name)}-{os.urandom(6).hex()}"
@@ -346,7 +346,7 @@ def _register(kit: Kit, config: RunConfig, folder: Path) -> None:
 
 
 def _settle(kit: Kit) -> None:
-    """A job store of this kit alone; NVFlare's own is shared by all servers of a machine."""
+    """Set up a job store for this kit; NVFlare's default is shared by all servers of a machine."""
     path, work = kit.folder / "local" / "resources.json", kit.folder.resolve() / "work"
     with disk_errors(work):
         work.mkdir(mode=0o700, exist_ok=True)
@@ -364,7 +364,7 @@ def _settle(kit: Kit) -> None:
 
 
 def _free(kit: Kit) -> None:
-    """Refuse a port that something else listens at."""
+    """Refuse a port that another program uses."""
     if is_taken(kit.server, kit.port):
         raise UserError(
             f"port {kit.port} is taken by another program", str(kit.folder),

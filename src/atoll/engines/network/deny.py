@@ -1,8 +1,8 @@
-"""The default-deny table: which messages each of NVFlare's four processes may take.
+"""The default-deny table: which messages each of NVFlare's four processes accepts.
 
-This module knows names and headers, not NVFlare's classes, so it can be tested alone. `guard`
-applies it. A message is dropped unless a row of the table allows it for the process, the sender and
-the way it came. Names of senders in headers are claims: only the connection proves who is there.
+This module knows names and headers, but not NVFlare's classes, so it can be tested separately.
+`guard` applies it and drops a message unless a row of the table allows it for the process, the
+sender and the route. Names of senders in headers are claims: only the connection proves them.
 """
 
 import io
@@ -34,8 +34,8 @@ __all__ = [
 
 Process = Literal["client", "client_job", "server", "server_job"]
 PROCESSES: tuple[Process, ...] = ("client", "client_job", "server", "server_job")
-SERVER = "server"  # the cell of the coordinator's server
-ADMIN = "_admin_"  # how names of NVFlare's command sessions begin
+SERVER = "server"  # cell of the coordinator's server
+ADMIN = "_admin_"  # prefix of the names of NVFlare's command sessions
 STREAM = "sm__STREAM"
 DATA, ACK, ERROR = "sm__DATA", "sm__ACK", "sm__ERROR"
 JOB = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -50,7 +50,7 @@ APP_FILES = {CONFIG} | {
 }
 MOST_APP_BYTES = 1 << 16  # of one of them
 
-# What a site's main process does for the server, and for the job processes that it has started.
+# Requests of a site's main process to the server, also for the job processes it has started.
 SERVER_TOPICS = frozenset({
     "scheduler.check_resource", "scheduler.cancel_resource", "train.deploy", "train.start_job",
     "train.abort",
@@ -58,8 +58,8 @@ SERVER_TOPICS = frozenset({
 CHILD_TOPICS = frozenset({"train.notify_job_status"})
 
 Senders = frozenset[str]
-# Requests that a process takes: (channel, topic) and who may send it, as `_sender` names them.
-# A topic of a stream is written as STREAM/channel/topic, as its frames name them.
+# Requests that a process accepts: (channel, topic) and the allowed senders, named as in `_sender`.
+# A topic of a stream is STREAM/channel/topic, as in its frames.
 _LIFE = frozenset({"__job_heartbeat__", "__sync_runner__", "__task_check__"})
 HANDLERS: Mapping[Process, Mapping[tuple[str, str], Senders]] = {
     "client": {
@@ -115,7 +115,7 @@ HANDLERS: Mapping[Process, Mapping[tuple[str, str], Senders]] = {
     },
 }
 
-# The cells that a process has connections with; the coordinator's server looks at certificates.
+# The cells that a process connects to; the coordinator's server checks certificates.
 NEIGHBOURS: Mapping[Process, Senders] = {
     "client": frozenset({"server", "child"}),
     "client_job": frozenset({"server", "parent"}),
@@ -127,8 +127,8 @@ _NET_AGENT = (
     "echo", "heartbeat", "list_pools", "msg_stats", "peers", "process_info", "route",
     "show_pool", "speed", "start_route", "stop", "stop_cell", "stress", "url_use",
 )  # fmt: skip
-# Handlers that NVFlare registers and that nothing reaches in a process that has no row for them
-# above. They are listed so that a handler that a new release adds is noticed: neither table has it.
+# Handlers that NVFlare registers and that no message reaches in a process without a row for them
+# above. They are listed so that new handlers of an NVFlare release are noticed: no table has them.
 REFUSED_HANDLERS: frozenset[tuple[str, str]] = frozenset({
     *(("_net_manager", topic) for topic in _NET_AGENT),
     ("cellnet.channel", "bulk"),
@@ -162,8 +162,8 @@ REFUSED_HANDLERS: frozenset[tuple[str, str]] = frozenset({
 })  # fmt: skip
 
 
-# Types of objects that a message may have besides plain values: those of honest runs, and plain
-# containers. NVFlare makes others of what a sender writes: one looks for a folder of its choice.
+# Types of objects allowed in a message besides plain values: those of honest runs, and plain
+# containers. NVFlare can create others from the content: one accesses a folder of its choice.
 TYPES = frozenset({
     "tuple", "set", "collections.OrderedDict", "datetime.datetime",
     "nvflare.apis.client.Client", "nvflare.apis.fl_context.FLContext",
@@ -173,7 +173,7 @@ TYPES = frozenset({
 
 
 def classified(process: Process, channel: str, topic: str) -> bool:
-    """Whether a registered handler is in one of the two tables; `*` takes all of its channel."""
+    """Whether a registered handler is in one of the two tables; `*` matches all its topics."""
     rows = {(key[0].removeprefix(f"{STREAM}/"), key[1]) for key in HANDLERS[process]}
     handlers = rows | REFUSED_HANDLERS
     if process == "client":
@@ -185,19 +185,19 @@ def classified(process: Process, channel: str, topic: str) -> bool:
 
 @dataclass(frozen=True)
 class Route:
-    """Where a message comes from and where it goes, by its headers and its connection."""
+    """The source and destination of a message, from its headers and its connection."""
 
-    own: str  # the name of the process's own cell
-    peer: str  # the cell at the other end of the connection
-    certificate: str  # the common name that TLS has proven there; empty within one machine
+    own: str  # name of the process's own cell
+    peer: str  # cell at the other end of the connection
+    certificate: str  # common name that TLS has verified; empty within one machine
     kind: str  # req, reply, return
     channel: str
     topic: str
-    origin: str  # by its header
-    destination: str  # by its header
-    stream: tuple[str, str] = ("", "")  # channel and topic of the stream that a frame belongs to
-    claimed: str = ""  # the client name in the header that goes with the token
-    local: bool = False  # a message of the process to itself
+    origin: str  # origin in the header
+    destination: str  # destination in the header
+    stream: tuple[str, str] = ("", "")  # channel and topic of the stream of a frame
+    claimed: str = ""  # client name in the header that belongs to the token
+    local: bool = False  # whether the process sends the message to itself
 
     @property
     def key(self) -> tuple[str, str]:
@@ -208,18 +208,18 @@ class Route:
 
     @property
     def honest(self) -> bool:
-        """Whether the peer speaks for itself, so that an answer goes to nobody else."""
+        """Whether the peer is the origin, so that the answer goes to nobody else."""
         return _root(self.origin) == _root(self.peer)
 
     @property
     def words(self) -> str:
-        """The message in a line of a log."""
+        """Describe the message for a log line."""
         channel, topic = self.key
         return f"{channel}:{topic}"[:160]
 
 
 def refusal(process: Process, route: Route) -> str:
-    """Why a message is refused; empty where the table allows it."""
+    """Why a message is refused; empty if the table allows it."""
     if route.local:
         return ""
     arrived = _arriving if route.destination == route.own else _forwarding
@@ -230,7 +230,7 @@ def refusal(process: Process, route: Route) -> str:
 
 
 def _arriving(process: Process, route: Route) -> str:
-    """Why a message to this very process is not taken."""
+    """Why a message addressed to this process is refused."""
     sender = _sender(route.own, route.origin)
     if route.kind in REPLIES:
         return "" if sender else f"a reply from '{route.origin[:80]}'"
@@ -241,7 +241,7 @@ def _arriving(process: Process, route: Route) -> str:
 
 
 def _unproven(process: Process, route: Route) -> str:
-    """Why the connection does not bear out what the headers say."""
+    """Why the connection does not prove the headers."""
     if process == SERVER:
         return _unproven_at_server(route)
     peer = _sender(route.own, route.peer)
@@ -249,13 +249,13 @@ def _unproven(process: Process, route: Route) -> str:
         return f"it came through '{route.peer[:80]}'"
     if peer == "server" and process != "server_job" and not route.certificate:
         return "it came from a server without a certificate"
-    if peer != "server" and route.certificate:  # within one machine there is no TLS
+    if peer != "server" and route.certificate:  # no TLS within one machine
         return f"'{route.peer[:80]}' came over TLS"
     return _forged("child", route) if peer == "child" else ""
 
 
 def _forged(peer: str, route: Route) -> str:
-    """Why the other end of a site's connection cannot speak for the origin that is claimed."""
+    """Why the peer of a site's connection cannot speak for the claimed origin."""
     forged = {
         "server": _root(route.origin) != SERVER,
         "child": route.origin != route.peer,
@@ -265,7 +265,7 @@ def _forged(peer: str, route: Route) -> str:
 
 
 def _unproven_at_server(route: Route) -> str:
-    """The same at the coordinator's server: every site has the name that its certificate has."""
+    """The same at the coordinator's server: a site has the name in its certificate."""
     name, proven = route.peer, route.certificate
     if not proven:
         own_child = _sender(route.own, name) == "child" and route.origin == name
@@ -283,7 +283,7 @@ def _unproven_at_server(route: Route) -> str:
 
 
 def _forwarding(process: Process, route: Route) -> str:
-    """Why a message to another cell is not passed on: only jobs talk with their own server's."""
+    """Why a message to another cell is not forwarded: only jobs may talk to their own server's."""
     reason = f"nothing is forwarded from '{route.origin[:80]}' to '{route.destination[:80]}'"
     roots = {_root(route.origin), _root(route.destination)}
     jobs = {_job(route.origin), _job(route.destination)}
@@ -308,11 +308,11 @@ def _job(name: str) -> str:
 
 
 def _sender(own: str, name: str) -> str:
-    """What the cell called `name` is to the cell called `own`; empty for nobody it should know."""
+    """The role of the cell `name` for the cell `own`; empty if it is unknown."""
     job = _job(name)
     if name == own or ("." in name and not job):
         return ""
-    if _job(own):  # a job's process knows its parent, its server and the processes of its own job
+    if _job(own):  # a job's process knows its parent, its server and the other processes of its job
         if job:
             kind = "server job" if _root(name) == SERVER else "site job"
             return kind if job == _job(own) else ""
@@ -325,7 +325,7 @@ def _sender(own: str, name: str) -> str:
 
 
 def admin_refusal(topic: str, sender: str, own: str, job: object) -> str:
-    """Why a command to a site's main process is refused; empty where it may be done."""
+    """Why a command to a site's main process is refused; empty if it is allowed."""
     allowed = {"server": SERVER_TOPICS, "child": CHILD_TOPICS}.get(_sender(own, sender))
     if allowed is None:
         return f"'{sender[:80]}' gives no commands here"
@@ -337,7 +337,7 @@ def admin_refusal(topic: str, sender: str, own: str, job: object) -> str:
 
 
 def app_refusal(content: object, config: Mapping[str, Any]) -> str:
-    """Why the files of a job are refused: they may be this one configuration and its signatures."""
+    """Why the files of a job are refused: only one configuration and its signatures are allowed."""
     if not isinstance(content, bytes | bytearray | memoryview):
         return "a job that is not made of bytes"
     try:

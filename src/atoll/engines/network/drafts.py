@@ -1,4 +1,4 @@
-"""A site's file to begin with, and the contract that allows one run and nothing beyond it."""
+"""Drafts a site's file, and a contract that allows exactly one run."""
 
 import dataclasses
 import json
@@ -17,9 +17,9 @@ from atoll.runs.config import RunConfig
 
 __all__ = ["drafted_contract", "drafted_file", "epochs_of_round", "written"]
 
-AGAIN = 5  # as many rounds as the run has may be done, over all runs: rounds may be done again
-ANSWERS = 25  # of a round: its update, and tests of all tasks so far
-STAGES = 20  # that own tables with a stage column are taken to have; nobody has seen them yet
+AGAIN = 5  # budget of rounds as a multiple of the run's rounds, because rounds may repeat
+ANSWERS = 25  # answers per round: its update, and tests of all tasks so far
+STAGES = 20  # assumed number of stages of own tables with a stage column, before reading them
 
 
 def drafted_contract(run: RunConfig) -> Contract:
@@ -45,7 +45,7 @@ def drafted_contract(run: RunConfig) -> Contract:
 
 
 def _plugins(run: RunConfig) -> tuple[str, ...]:
-    """Data sets and splits of a run that are no part of atoll."""
+    """Plug-in data sets and splits of a run."""
     own = "" if _own(run) else str(run.data.get("name", ""))
     sets = {own, str(run.public.get("name", ""))}
     foreign = {one for one in sets if is_foreign(one, "atoll.datasets")}
@@ -59,14 +59,14 @@ def _own(run: RunConfig) -> bool:
 
 
 def _stages(run: RunConfig) -> int:
-    """How many stages a run has; own tables have one if the run names no column of stages."""
+    """The number of stages of a run; own tables have one if the run names no stage column."""
     if _own(run):
         return STAGES if run.data.get("stage") else 1
     return int(run.scenario.get("stages", 1))
 
 
 def epochs_of_round(run: RunConfig) -> int:
-    """The most epochs that a client trains in a round."""
+    """The maximum number of epochs that a client trains in a round."""
     return max(map(int, [run.method.get("epochs", 1), *run.method.get("epochs_each", ())]))
 
 
@@ -78,19 +78,19 @@ def _answers(run: RunConfig, rounds: int) -> int:
 
 
 def _move(run: RunConfig) -> float:
-    """How far weights may move in a round; farther only where a site may miss rounds."""
+    """The maximum move of weights in a round; larger only if a site may miss rounds."""
     missed = run.rounds if run.method.get("cohort") else 1
     return float(min(Contract.drift, Contract.move * missed))
 
 
 def drafted_file(run: RunConfig | None, store: str = "../store") -> str:
-    """A site's file to begin with; for a run that is known, its contract is filled in."""
+    """Draft a site's file; for a known run, its contract is filled in."""
     contract = drafted_contract(run) if run else Contract()
     return f"{HEAD.replace('STORE', store)}\n{written(contract)}"
 
 
 def written(terms: Contract) -> str:
-    """A contract as the table of a site's file, each term with its remark."""
+    """A contract as a table for a site's file, with the remark of each term."""
     remarks = {option.name: option.remark for option in describe(Contract)}
     lines = list[str]()
     for field in dataclasses.fields(Contract):

@@ -1,7 +1,7 @@
 """The log of everything that leaves a site: one line per answer, chained by hashes.
 
-Each line has the hash of the line before it, so changing, removing or inserting a line breaks the
-chain. The last hash is enough to verify the whole log.
+Each line contains the hash of the previous line, so changing, removing or inserting a line breaks
+the chain. The last hash suffices to verify the whole log.
 """
 
 import fcntl
@@ -36,30 +36,30 @@ __all__ = [
 ]
 
 FIRST = "0" * 32
-LATER = ("data", "rounds", "epochs")  # fields that older logs do not have
-MOST_NAMED = 6  # tensors that a line names one by one
-# Refusals that depend on rows; how many there were is counted over all runs
+LATER = ("data", "rounds", "epochs")  # fields missing in older logs
+MOST_NAMED = 6  # maximum number of tensors that a line lists individually
+# Refusals that depend on rows; counted over all runs
 SINGLED = "the weights single out"
 SHOWN = "the answer would show training rows of this site"
-ACCEPTED = "accepted at this site"  # a log whose end was copied nowhere
-MOST_REFUSALS = 100_000  # lines about refusals that a log has, so that they fill no disk
+ACCEPTED = "accepted at this site"  # for a log without a mirror
+MOST_REFUSALS = 100_000  # maximum number of lines about refusals, so that they do not fill the disk
 
 
 @dataclass(frozen=True)
 class Line:
-    """One answer that left the site, or one question that was refused."""
+    """One answer that left the site, or one refused request."""
 
     time: str
     run: str
     words: str
     action: str
-    bytes: int  # that left; 0 for a refusal
-    digest: str  # of the packet's bytes
-    before: str  # the hash of the line before
+    bytes: int  # bytes sent; 0 for a refusal
+    digest: str  # hash of the packet's bytes
+    before: str  # hash of the previous line
     hash: str
-    data: str = ""  # the data behind an answer: budgets over all runs are counted by it
-    rounds: int = 0  # that began with this answer, or were trained for it
-    epochs: int = 0  # of training behind this answer
+    data: str = ""  # key of the data behind an answer; budgets over all runs are counted by it
+    rounds: int = 0  # rounds that began with this answer, or were trained for it
+    epochs: int = 0  # epochs of training behind this answer
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Counted:
 
 @dataclass
 class Spent:
-    """The part of these budgets that all runs have used so far."""
+    """The used part of these budgets over all runs."""
 
     rounds: int = 0
     epochs: int = 0
@@ -85,9 +85,9 @@ NOTHING = Counted()
 
 
 def _is_probe(words: str, action: str) -> bool:
-    """Whether a line is about a refusal that depends on rows of the site.
+    """Whether a line records a refusal that depends on rows of the site.
 
-    The coordinator writes the action, so only the reason behind it counts.
+    The coordinator chooses the action, so only the reason counts.
     """
     return words.removeprefix(f"refused '{action}': ").startswith((SINGLED, SHOWN))
 
@@ -129,13 +129,13 @@ def _broken(path: Path, number: int) -> UserError:
 
 
 def audited(store: Path) -> list[Line]:
-    """The lines of a store's log, or of a log, checked against the copy of its end if there is one.
+    """The lines of a store or log, verified against the mirror if there is one.
 
     Raises an error if the log is missing or shorter than before.
     """
     path = store / "egress.jsonl" if store.is_dir() else store
     mirror = Mirror.of_store(path.parent)
-    end = mirror.read() if mirror else End()  # before the log, which a site may be writing now
+    end = mirror.read() if mirror else End()  # read before the log, which a site may be writing now
     if not path.exists() and not (mirror and end.lines):
         remedy = "give the site's store, as its site.toml names it; the first atoll join makes it"
         raise UserError("no egress log here", str(path), remedy)
@@ -147,13 +147,13 @@ def audited(store: Path) -> list[Line]:
 
 
 def mirrored(store: Path) -> bool:
-    """Whether there is a copy of the log's end to compare a store's log with."""
+    """Whether a store's log has a mirror."""
     mirror = Mirror.of_store(store if store.is_dir() else store.parent)
     return mirror is not None and mirror.path.exists()
 
 
 def accept(path: Path, mirror: Mirror) -> None:
-    """Accept a log whose mirror is gone; the log gets a line about it."""
+    """Accept a log without its mirror; adds a line to the log about it."""
     log = EgressLog(path) if not mirror.path.exists() else None
     if log and log.count:
         log.accepted()
@@ -161,14 +161,14 @@ def accept(path: Path, mirror: Mirror) -> None:
 
 
 class EgressLog:
-    """A site's log, open for writing; its end is copied to a mirror where there is one."""
+    """A site's log, open for writing; its end is copied to a mirror if there is one."""
 
     def __init__(self, path: Path, mirror: Mirror | None = None) -> None:
         self.path, self._mirror = path, mirror
         self.last, self._sums, self.count = FIRST, dict[str, int](), 0
         self._spent: dict[str, Spent] = {}
         self._refusals = 0
-        self.probes = 0  # refusals so far that depend on rows of the site
+        self.probes = 0  # number of refusals that depend on rows of the site
         with disk_errors(path), _locked(path) if path.parent.exists() else nullcontext():
             self._read()
 
@@ -204,7 +204,7 @@ class EgressLog:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def _mend(self) -> None:
-        """Remove an incomplete last line, which a killed process leaves."""
+        """Remove an incomplete last line, left by a killed process."""
         if not self.path.exists():
             return
         content = self.path.read_bytes()
@@ -213,7 +213,7 @@ class EgressLog:
             os.truncate(self.path, content.rfind(b"\n") + 1)
 
     def total(self, run: str | None = None) -> int:
-        """The bytes that have left so far for a run, or for all."""
+        """The total bytes sent for a run, or for all runs."""
         return sum(self._sums.values()) if run is None else self._sums.get(run, 0)
 
     def spent(self, data: str) -> Spent:
@@ -244,7 +244,7 @@ class EgressLog:
         counted: Counted = NOTHING,
         again: bool = False,
     ) -> None:
-        """Log an answer, or a repeated one, before it leaves."""
+        """Log an answer, or a repeated answer, before it leaves."""
         place = f"at stage {moment.stage + 1}, round {moment.round + 1}"
         verb = "answered again" if again else "answered"
         words = f"{verb} '{action}' {place}: {packet.size:,} bytes, {_contents(packet)}"
@@ -252,9 +252,9 @@ class EgressLog:
         self._add(run, words, action, packet.size, digest, counted)
 
     def refused(self, run: str, action: str, reason: str) -> None:
-        """Log a refused request with the reason, up to a maximum number of lines.
+        """Log a refused request with its reason, up to a maximum number of lines.
 
-        Refusals that depend on rows always have a line: their number is limited.
+        Refusals that depend on rows always get a line: their number is limited.
         """
         name, most = printable(action[:80]), MOST_REFUSALS
         words = f"refused '{name}': {printable(reason)}"
@@ -314,7 +314,7 @@ class EgressLog:
             self._mirror.write(self.end)
 
     def _append(self, content: bytes) -> None:
-        """Append a whole line; if the disk is full, remove what was written of it."""
+        """Append a whole line; if the disk is full, remove the partial line."""
         try:
             with self.path.open("ab") as file:
                 file.write(content)
@@ -326,7 +326,7 @@ class EgressLog:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keep other processes from writing a log: a coordinator may start two jobs at once."""
+    """Lock the log against other processes: a coordinator may start two jobs at once."""
     handle = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""A contract in words: what it allows, the worst case that this implies, and loose terms."""
+"""Explains a contract in words: what it allows, the implied worst case, and loose terms."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, get_type_hints
@@ -77,7 +77,7 @@ SUMS = (
 
 
 def explained(terms: Contract) -> list[str]:
-    """The contract, a sentence or two a line."""
+    """The contract in words, one or two sentences per line."""
     lines = [f"Methods: {', '.join(terms.methods)}. Actions: {', '.join(terms.actions)}."]
     for method in terms.methods:
         lines += _of_method(terms, method)
@@ -108,14 +108,14 @@ def _of_method(terms: Contract, method: str) -> list[str]:
 
 
 def _limits(terms: Contract, method: str) -> dict[str, Any]:
-    """The limits of a method: the contract's own, and default ones of options that it has."""
+    """The limits of a method: those of the contract, and defaults for its options."""
     own, known = terms.options.get(method, {}), ranges.known(method)
     limits = ranges.DEFAULTS if own else {**ranges.DEFAULTS, **ranges.SIZES}
     return {**{name: limit for name, limit in limits.items() if name in known}, **own}
 
 
 def _marks(terms: Contract, mark: type) -> bool:
-    """Whether an allowed action answers with such a field."""
+    """Whether an allowed action answers with a field with this mark."""
     replies = [
         kinds(action)[1]
         for method in terms.methods
@@ -221,7 +221,7 @@ def _most(terms: Contract, name: str) -> list[float]:
 
 
 def _values(limit: Any) -> list[float]:
-    """The numbers that a limit allows at its upper end."""
+    """The numbers at the upper end of a limit."""
     if isinstance(limit, Mapping):
         limit = limit.get("one_of", limit.get("most", []))
     items = limit if isinstance(limit, list) else [limit]
@@ -234,12 +234,12 @@ def _words_of(values: list[float]) -> str:
 
 
 def warnings(terms: Contract) -> list[str]:
-    """Every term that is looser than by default, and what it makes possible."""
+    """A warning for every term looser than its default, with the consequences."""
     return [*loose_terms(terms), *_loose_options(terms)]
 
 
 def loose_terms(terms: Contract) -> Iterator[str]:
-    """Every term that is looser than by default; the options of methods apart."""
+    """Every term looser than its default, without options of methods."""
     checks = (
         ("initial_weights", terms.initial_weights == "any"),
         ("move", not terms.move or terms.move > USUAL.move),

@@ -1,6 +1,6 @@
-"""Answers that a site corrupts on its own request, to rehearse what must be refused.
+"""Corrupts a site's answers on its own request, to rehearse refusals.
 
-It can also have them copied to a folder of its own, to read what leaves.
+It can also copy answers to a separate folder, to inspect what leaves.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ __all__ = ["spoilt"]
 
 
 def _said() -> tuple[str, str]:
-    """How to corrupt answers: ATOLL_REHEARSAL, or the content of the file that it names."""
+    """How to corrupt answers: ATOLL_REHEARSAL, or the content of the file it names."""
     setting = os.environ.get("ATOLL_REHEARSAL", "")
     if setting.startswith("@"):
         setting = Path(setting[1:]).read_text().strip()
@@ -32,7 +32,7 @@ def _copied(packet: Packet, folder: Path) -> None:
 
 
 def spoilt(packet: Packet) -> Packet:
-    """The packet, corrupted if this site rehearses that."""
+    """The packet, corrupted if this site rehearses that fault."""
     kind, amount = _said()
     if kind == "slow":
         time.sleep(float(amount))
@@ -46,7 +46,7 @@ def spoilt(packet: Packet) -> Packet:
     name = min((n for n, tensor in tensors.items() if tensor.is_floating_point()), default="")
     if not name:
         return packet
-    if kind == "times":  # a lie of the right form: finite numbers, far too large
+    if kind == "times":  # a false answer with the right shapes: finite numbers, far too large
         grown = {n: t * float(amount) for n, t in tensors.items() if t.is_floating_point()}
         return dataclasses.replace(packet, block=save(tensors | grown))
     one = tensors[name]

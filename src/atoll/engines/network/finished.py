@@ -1,4 +1,4 @@
-"""The folder of a finished run at a site, which `predict` uses; written once."""
+"""The folder of a finished run at a site for `predict`, written once."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from atoll.runs.result import write_result
 
 __all__ = ["go_on", "has_ended", "other_end", "write_end"]
 
-END = "finished.json"  # the request that the folder was completed with, and the last round
+END = "finished.json"  # the request that completed the folder, and the last round
 
 
 def _digest(packet: Packet) -> str:
@@ -38,19 +38,19 @@ def _read(home: Path) -> tuple[str, list[int]] | None:
 
 
 def other_end(home: Path, packet: Packet) -> str:
-    """Why this request does not end the run; empty for the first request and its repetitions."""
+    """Why this request does not end the run; empty for the first request and its repeats."""
     before = _read(home)
     other = before is not None and before[0] != _digest(packet)
     return "a second end of a run, with other content" if other else ""
 
 
 def has_ended(home: Path) -> bool:
-    """Whether the folder is complete, and no later round has begun since."""
+    """Whether the folder is complete and no later round has begun since."""
     return _read(home) is not None
 
 
 def go_on(home: Path, moment: Moment) -> None:
-    """Allow a resumed run to end again after a later round."""
+    """Allow a resumed run to end again after another round."""
     before = _read(home)
     if before is not None and [moment.stage, moment.round] > before[1]:
         (home / END).unlink()
@@ -64,7 +64,7 @@ def write_end(
     state: Mapping[str, np.ndarray[Any, Any]],
     place: tuple[int, int],
 ) -> None:
-    """Complete the folder; `state` is that of the server and of this site's client.
+    """Complete the folder; `state` contains the states of the server and of this site's client.
 
     `place`: stage and round of the last answer.
     """

@@ -1,7 +1,7 @@
-"""NVFlare's four processes, each with the default-deny table of `deny` in front of it.
+"""Runs NVFlare's four processes, each with the default-deny table of `deny` in front of it.
 
 `python -m atoll.engines.network.guard PROCESS ...` starts one of them with NVFlare's own
-arguments. The filter is in place before the first cell exists, and thus before the first
+arguments. The filter is installed before the first cell exists, and thus before the first
 connection. NVFlare starts jobs as fresh processes; the launcher starts this module for them too.
 """
 
@@ -77,17 +77,17 @@ MODULES = {
     "server": "nvflare.private.fed.app.server.server_train",
     "server_job": "nvflare.private.fed.app.server.runner_process",
 }
-# A site that the server does not know yet, or not any more, can send these with any signed token.
+# A site that the server does not know, or no longer knows, can send these with any signed token.
 WITHOUT_TOKEN = {("task", "challenge"), ("task", "register"), ("task", "heart_beat"),
                  ("cellnet.channel", "bye")}  # fmt: skip
 SECOND_HEADER = (
-    "atoll_second"  # of a reply: the address of a second connection under the site's name
+    "atoll_second"  # reply header: the address of a second connection under the site's name
 )
 HEART_BEAT = ("task", "heart_beat")
 ENTRANCE = {("task", "challenge"), ("task", "register"), HEART_BEAT}  # all else needs a token
-AGAIN_SECONDS = 1.0  # after which the same refusal is logged again
-MOST_LINES = 1000  # different refusals that are remembered for that
-KEPT_JOBS = 20  # folders of jobs that stay in a site's kit
+AGAIN_SECONDS = 1.0  # seconds after which the same refusal is logged again
+MOST_LINES = 1000  # maximum number of different refusals remembered for this
+KEPT_JOBS = 20  # number of job folders that remain in a site's kit
 MOST_JOBS = 4  # processes of jobs at once; those of lost jobs take some seconds to end
 log = logging.getLogger("atoll.guard")
 
@@ -102,13 +102,13 @@ class Guard:
     """The filter of one process."""
 
     process: Process
-    folder: Path  # the kit
-    limit: int = 0  # bytes of one message; 0: those of the process
-    server: Any = None  # NVFlare's server, where this is its process
+    folder: Path  # the party's kit
+    limit: int = 0  # maximum bytes of one message; 0: the limit of the process
+    server: Any = None  # NVFlare's server, if this is its process
     presence: Presence = field(init=False)
     notices: Notices = field(init=False)
-    _large: set[str] = field(default_factory=set)  # who has sent too much
-    _outside: str = ""  # why the server does not take this site, where it does not
+    _large: set[str] = field(default_factory=set)  # senders that have sent too much
+    _outside: str = ""  # why the server refuses this site, if it does
     _lines: dict[str, float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _starting: threading.Lock = field(default_factory=threading.Lock)
@@ -150,17 +150,17 @@ class Guard:
     def _process_message(
         self, original: Any, cell: Any, endpoint: Any, connection: Any, app_id: int, message: Any
     ) -> None:
-        """Accept a message of a connection, or refuse it before anything is decoded."""
+        """Accept a message of a connection, or refuse it before decoding anything."""
         try:
             route = _route(cell, endpoint, connection, message)
             reason = refusal(self.process, route) or self._absent(route, connection, message)
             reason = reason or self._stranger(route, message) or _foreign_stream(route, message)
             large = "" if reason else self._oversize(route, message)
-        except Exception as error:  # headers are the sender's: whatever they are made of
+        except Exception as error:  # the sender controls the headers, including their types
             log.warning("refused a message: %s", type(error).__name__)
             return
-        message.remove_header(Header.CONN_URL)  # an invitation to connect elsewhere
-        message.remove_header(StreamHeaderKey.ERROR_TYPE)  # one kind ends the server's job
+        message.remove_header(Header.CONN_URL)  # a request to connect elsewhere
+        message.remove_header(StreamHeaderKey.ERROR_TYPE)  # one kind of it ends the server's job
         if large:
             self._name(route.origin, large)
         reason = reason or large
@@ -182,7 +182,7 @@ class Guard:
         return reason
 
     def _hear(self, route: Route, message: Message) -> None:
-        """Log what the server's replies say about this site."""
+        """Log what the server's replies reveal about this site."""
         if self.process != "client" or route.kind not in REPLIES or route.origin != "server":
             return
         error, other = _text(message, Header.ERROR), _text(message, SECOND_HEADER)
@@ -213,7 +213,7 @@ class Guard:
         return client is not None and client.name == route.certificate
 
     def _stranger(self, route: Route, message: Message) -> str:
-        """Why the server does not take a site's token: nobody who is registered has it."""
+        """Why the server rejects a site's token: no registered site has it."""
         if self.process != "server" or not route.certificate or "@" in route.certificate:
             return ""
         if self.server is None or route.key in WITHOUT_TOKEN:
@@ -252,7 +252,7 @@ class Guard:
         return False
 
     def _name(self, origin: str, reason: str) -> None:
-        """Let `serve` show who sends the coordinator's job too much, once for each sender."""
+        """Report to `serve` who sends the coordinator's job too much, once per sender."""
         sender = origin.partition(".")[0]
         if self.process == "server_job" and sender not in self._large:
             self._large.add(sender)
@@ -267,7 +267,7 @@ class Guard:
             raise
 
     def _unpack(self, original: Any, packer: Any, value: Any) -> Any:
-        """Decode an object of a type that a run needs; NVFlare decodes many more."""
+        """Decode an object of a type that a run needs; NVFlare itself decodes many more types."""
         kind = value.get(fobs.FOBS_TYPE, "tuple") if type(value) is dict else "tuple"
         if not isinstance(kind, str) or kind not in TYPES:
             self._say(f"refused an object of type {str(kind)[:80]}: no run needs it")
@@ -297,7 +297,7 @@ class Guard:
         arguments = fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS)
         child = "client_job" if self.process == "client" else "server_job"
         arguments[JobProcessArgs.EXE_MODULE] = ("-m", f"{MODULE} {child}")
-        with self._starting:  # a process has its command line in /proc once it is started
+        with self._starting:  # a started process has its command line in /proc
             few = len(running(str(self.folder), "client_job")) < MOST_JOBS
             if few or self.process != "client":
                 return original(launcher, job_meta, fl_ctx)
@@ -305,7 +305,7 @@ class Guard:
         raise RuntimeError("too many jobs at once")
 
     def _say(self, line: str) -> None:
-        """One line in the log of this process; the same again only after a while."""
+        """Log one line; repeats the same line only after a while."""
         now = time.monotonic()
         with self._lock:
             if now - self._lines.get(line, -AGAIN_SECONDS) < AGAIN_SECONDS:
@@ -339,7 +339,7 @@ def _fixed_words(original: Any, error: str, logger: Any, **details: Any) -> Mess
 
 
 def _forget_jobs(kit: Path) -> None:
-    """Remove the folders of old jobs, which NVFlare never removes."""
+    """Remove the folders of old jobs, which NVFlare never deletes."""
     folders = [path for path in kit.iterdir() if path.is_dir() and JOB.fullmatch(path.name)]
     folders.sort(key=lambda path: path.stat().st_mtime_ns)
     for path in folders[:-KEPT_JOBS]:
@@ -347,7 +347,7 @@ def _forget_jobs(kit: Path) -> None:
 
 
 def _no_traceback(original: Any, server: Any, request: Any, address: Any) -> None:
-    """Suppress the traceback of a failed connection, which has a line in the log already."""
+    """Suppress the traceback of a failed connection, which is already logged."""
     log.debug("a connection ended with an error", exc_info=True)
 
 
@@ -356,15 +356,15 @@ def _open(content: bytes) -> Any:
 
 
 def _read_key_file(path: str) -> Any:
-    """A private key for NVFlare's signatures; NVFlare itself knows no passphrases."""
+    """A private key for NVFlare's signatures; NVFlare does not support passphrases."""
     return _open(Path(path).read_bytes())
 
 
 def _foreign_stream(route: Route, message: Message) -> str:
     """Why an acknowledgement or error of an outgoing stream is refused: it has another receiver.
 
-    NVFlare finds a stream by its number alone, and numbers can be guessed. Only the receiver of a
-    stream may acknowledge or end it; the server itself may say that a receiver cannot be reached.
+    NVFlare finds a stream by its number only, and numbers can be guessed. Only the receiver of a
+    stream may acknowledge or end it; the server itself may report that a receiver is unreachable.
     """
     if route.channel != STREAM or route.topic not in (ACK, ERROR) or route.destination != route.own:
         return ""
@@ -381,7 +381,7 @@ def _foreign_stream(route: Route, message: Message) -> str:
 def _answer(
     cell: Any, endpoint: Any, connection: Any, route: Route, message: Message, reason: str
 ) -> None:
-    """Tell the sender of a refused request, where it waits for an answer."""
+    """Reply to the sender of a refused request, if it waits for an answer."""
     words = f"refused: {reason}"
     if (route.channel, route.topic) == (STREAM, DATA) and not hasattr(connection, "atoll_beside"):
         headers = {

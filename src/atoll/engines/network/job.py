@@ -1,4 +1,4 @@
-"""The files of a job: they name classes that are installed at both ends, and nothing else."""
+"""The files of a job: they name only classes that are installed at both ends."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ CLASSES = (
 
 
 def site_config() -> dict[str, Any]:
-    """The one configuration of a job that a site takes."""
+    """The only configuration of a job that a site accepts."""
     executor = {"id": "executor", "path": CLASSES[1], "args": {"client_obj_id": "outpost"}}
     return {
         "format_version": 2,

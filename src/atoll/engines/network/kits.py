@@ -1,6 +1,6 @@
-"""The folders of a federation's parties: keys, certificates, and what NVFlare needs to start.
+"""The folders of a federation's parties: keys, certificates, and NVFlare's start files.
 
-Certificates are checked before anything uses them.
+Certificates are checked before use.
 """
 
 import json
@@ -31,14 +31,14 @@ __all__ = [
 
 COORDINATOR = "coordinator"
 ADMIN = "coordinator@atoll.local"
-WARN_DAYS = 30  # before a certificate ends
-HIGHEST_PORT = 32_767  # systems take higher ones for connections that go out
+WARN_DAYS = 30  # days before a certificate expires
+HIGHEST_PORT = 32_767  # systems use higher ports for outgoing connections
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,40}")
 
 
 @dataclass(frozen=True)
 class Project:
-    """A federation: who is in it and where its coordinator is."""
+    """A federation: its parties and the address of its coordinator."""
 
     name: str = "federation"  # letters, digits and -
     server: str = "localhost"  # the name or address by which the sites reach the coordinator
@@ -68,7 +68,7 @@ def read_project(path: Path) -> Project:
 
 @dataclass(frozen=True)
 class Kit:
-    """One party's folder: its key, its certificates, and what NVFlare needs to start there."""
+    """One party's folder: its key, its certificates, and NVFlare's start files."""
 
     folder: Path
 
@@ -82,7 +82,7 @@ class Kit:
         return read_json(path, lambda kit: {key: kinds[key](kit[key]) for key in kinds}, error)
 
     def _absent(self) -> UserError:
-        """The error for a folder that is not a kit, or that lacks the owner's answer."""
+        """The error for a folder that is not a kit, or that lacks the owner's signed answer."""
         where = str(self.folder)
         request = next(iter(sorted(self.folder.glob("*.csr"))), None)
         if request is None:
@@ -110,7 +110,7 @@ class Kit:
 
     @property
     def sites(self) -> list[str]:
-        """The coordinator's list of the sites that may take part, sorted."""
+        """The sorted list of sites that may take part, at the coordinator."""
         path = self.folder / "sites.json"
         remedy = "remove it, then use atoll network init"
         error = UserError("the list of sites is damaged", str(path), remedy)
@@ -130,7 +130,7 @@ class Kit:
         return self.folder / "startup" / f"{name}{suffix}"
 
     def _fits(self) -> bool:
-        """Whether the kit's key is that of its certificate."""
+        """Whether the kit's key matches its certificate."""
         path = self._file(".key")
         with disk_errors(path):
             content = path.read_bytes()
@@ -155,7 +155,7 @@ class Kit:
         return expiry
 
     def check(self) -> str:
-        """Refuse a kit that cannot work; return a warning if its certificate ends soon."""
+        """Refuse a kit that cannot work; returns a warning if its certificate expires soon."""
         from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - comes with NVFlare
 
         certificate, where = self._certificate, str(self.folder)
@@ -216,9 +216,9 @@ def untimely(begins: datetime, ends: datetime) -> str:
 def init(
     path: Path, out: Path, run: RunConfig | None = None, by_request: bool = False
 ) -> dict[str, list[str]]:
-    """Make the folders of all parties that have none yet; who is new, and who is revoked.
+    """Create missing folders of parties; return the new and the revoked parties.
 
-    With `by_request` sites make their own keys, now and at every later call.
+    With `by_request` sites create their own keys, now and in every later call.
     """
     project, changes = read_project(path), dict[str, list[str]]()
     with disk_errors(out):
@@ -249,7 +249,7 @@ def signed_file(out: Path, name: str) -> Path:
 
 
 def renew(path: Path, out: Path, name: str) -> Path:
-    """A new certificate for one party; its other files and all other parties stay as they are."""
+    """Renew the certificate of one party; its other files and all other parties do not change."""
     project = read_project(path)
     if name in project.sites and signed_file(out, name).exists():
         what, remedy = f"site {name} has made its own key", f"atoll network sign {path} {name}.csr"
@@ -271,7 +271,7 @@ def renew(path: Path, out: Path, name: str) -> Path:
 
 
 def authority(project: Project, out: Path) -> Any:
-    """The part of a project that signs, with its folder."""
+    """The signing authority of a project, with its folder."""
     folder = out / "authority"
     with disk_errors(folder):
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -344,7 +344,7 @@ def fill(part: Path, issued: Path, project: Project, name: str) -> None:
 
 
 def _take(source: Path, target: Path) -> None:
-    """Keys, certificates and NVFlare's own settings; no scripts."""
+    """Copy keys, certificates and NVFlare's settings, but no scripts."""
     for folder in ("startup", "local", "transfer"):
         (target / folder).mkdir(mode=0o700, parents=True)
     for file in (source / "startup").iterdir():

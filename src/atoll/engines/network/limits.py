@@ -11,12 +11,12 @@ __all__ = [
     "message_bytes",
 ]
 
-FRAME_BYTES = 4 << 20  # of one frame: NVFlare cuts messages into pieces of 1 MB
-HEADER_BYTES = 1 << 20  # that NVFlare and the names of tensors add to a question
-SERVER_BYTES = 4 << 30  # of one message that the coordinator's server passes on, in frames
-JOB_BYTES = 64 << 20  # of one message to the coordinator's job, before it knows its run
+FRAME_BYTES = 4 << 20  # bytes of one frame: NVFlare splits messages into chunks of 1 MB
+HEADER_BYTES = 1 << 20  # overhead of NVFlare and tensor names in a request
+SERVER_BYTES = 4 << 30  # maximum of one message that the coordinator's server forwards, in frames
+JOB_BYTES = 64 << 20  # maximum of one message to the coordinator's job, before it knows its run
 ENVIRONMENT = "ATOLL_MESSAGE_BYTES"
-ANSWERS = "ATOLL_ANSWER_BYTES"  # how the coordinator's job tells its own filter
+ANSWERS = "ATOLL_ANSWER_BYTES"  # variable by which the coordinator's job configures its own filter
 
 
 def environment(question: int) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The coordinator's list of sites, read again whenever it has changed."""
+"""The coordinator's list of sites, reloaded whenever it changes."""
 
 import json
 import threading
@@ -8,7 +8,7 @@ from pathlib import Path
 
 __all__ = ["Listed"]
 
-LOOK_SECONDS = 0.5  # between looks at the file
+LOOK_SECONDS = 0.5  # seconds between checks of the file
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Listed:
     path: Path
     _names: frozenset[str] = frozenset()
     _looked: float = float("-inf")
-    _stamp: tuple[int, int] = (0, 0)  # when the file was changed, and its bytes
+    _stamp: tuple[int, int] = (0, 0)  # modification time of the file, and its bytes
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def refusal(self, name: str) -> str:

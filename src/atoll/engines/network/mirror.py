@@ -1,8 +1,8 @@
-"""A copy of an egress log's end, outside the store, so that a missing log is noticed.
+"""A copy of an egress log's end outside the store, which detects a missing log.
 
-The copy lies beside the site's kit. It has the number of lines, the last hash, the bytes that have
-left, and what was spent of the budgets over all runs. Where the system allows it, the log itself
-can only be appended to while a site has joined.
+The copy is next to the site's kit. It contains the number of lines, the last hash, the bytes that
+have left, and the used budgets over all runs. If the system supports it, the log itself
+is append-only while a site has joined.
 """
 
 import array
@@ -18,8 +18,8 @@ from atoll.core.record import disk_errors
 
 __all__ = ["ENVIRONMENT", "End", "Mirror", "append_only"]
 
-ENVIRONMENT = "ATOLL_MIRROR"  # where a site's job process finds the copy
-GET_FLAGS, SET_FLAGS, APPEND = 0x80086601, 0x40086602, 0x20  # of Linux's file systems
+ENVIRONMENT = "ATOLL_MIRROR"  # variable with the path of the copy for a site's job process
+GET_FLAGS, SET_FLAGS, APPEND = 0x80086601, 0x40086602, 0x20  # flag of Linux file systems
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class End:
 
     lines: int = 0
     hash: str = ""
-    left: int = 0  # bytes that have left, in all lines
-    size: int = 0  # bytes of the log itself
+    left: int = 0  # bytes sent, over all lines
+    size: int = 0  # size of the log in bytes
     spent: dict[str, list[int]] = field(default_factory=dict)  # by data; see Spent
 
 
@@ -41,13 +41,13 @@ class Mirror:
 
     @classmethod
     def of_kit(cls, folder: Path) -> "Mirror":
-        """The mirror of a kit: a file beside the kit's folder."""
+        """The mirror of a kit: a file next to the kit's folder."""
         home = folder.resolve()
         return cls(home.with_name(f"{home.name}-egress.json"))
 
     @classmethod
     def of_store(cls, store: Path) -> "Mirror | None":
-        """The copy for a store beside its kit, as `atoll network init` names both; else None."""
+        """The mirror for a store next to its kit, as `atoll network init` names both; else None."""
         home = store.resolve()
         path = home.with_name(f"{home.name.removesuffix('-store')}-egress.json")
         return cls(path) if home.name.endswith("-store") and path.exists() else None
@@ -62,7 +62,7 @@ class Mirror:
         return UserError(what, str(self.path), f"{remedy} you accept it: atoll join --accept-log")
 
     def read(self) -> End:
-        """The end that was written last; an empty one if there is none."""
+        """The last written end; empty if there is none."""
         with disk_errors(self.path):
             content = self.path.read_bytes() if self.path.exists() else b""
         if not content:
@@ -83,7 +83,7 @@ class Mirror:
             part.replace(self.path)
 
     def check(self, log: Path, lines: int, hash_there: str, end: End) -> None:
-        """Refuse a log that is shorter than the mirror says, or another log."""
+        """Refuse a log that is shorter than the mirror, or a different log."""
         if lines < end.lines:
             what = f"the egress log has {lines:,} lines and had {end.lines:,}"
             raise UserError(what, str(log), self.remedy)

@@ -1,8 +1,8 @@
-"""Which rows of a piece of training are this site's own, where a method adds others to them.
+"""Determines which training rows are this site's own if a method adds other rows.
 
-`target` adds synthetic rows, and the coordinator made their generator; `replay` repeats rows of
-earlier stages. What a contract bounds are a site's own rows, each counted once: beside rows that
-the coordinator knows, few rows are few however long a step is.
+`target` adds synthetic rows, whose generator the coordinator trained; `replay` repeats rows of
+earlier stages. A contract limits a site's own rows, each counted once: rows that the coordinator
+knows do not protect the others, however many rows a step has.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ __all__ = ["own_rows"]
 
 
 def own_rows(rows: Tensor, known: Iterable[Tensor]) -> Tensor:
-    """Those of the rows that are known, each as often as it is known at most."""
+    """The rows that are known; each at most as often as it is known."""
     left = Counter(key for part in known for key in _keys(part))
     places = []
     for place, key in enumerate(_keys(rows)):

@@ -1,4 +1,4 @@
-"""The code outside atoll that a run's config names, read before anything of it is imported."""
+"""Code outside atoll that a run's config names, found without importing it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ __all__ = ["foreign_names"]
 def foreign_names(values: Mapping[str, Any]) -> list[tuple[Group, str]] | None:
     """Names of plug-ins in the values of a config, with their group; imports nothing.
 
-    None where a table or a name is not of the form that a config has.
+    None if a table or a name does not have the format of a config.
     """
     scenario, models = values.get("scenario", {}), values.get("models", [])
     if not isinstance(scenario, Mapping) or not isinstance(models, list):
@@ -30,5 +30,5 @@ def foreign_names(values: Mapping[str, Any]) -> list[tuple[Group, str]] | None:
 
 
 def _name(table: Any) -> Any:
-    """The name in a table that may be given by its name alone."""
+    """The name in a table, or the string given instead of a table."""
     return table.get("name", "") if isinstance(table, Mapping) else table

@@ -1,4 +1,4 @@
-"""Notices of NVFlare's process for the command that started it: a file of lines in the kit."""
+"""Notices of NVFlare's process to the command that started it: lines of a file in the kit."""
 
 import json
 import time
@@ -10,8 +10,8 @@ from pathlib import Path
 __all__ = ["Notice", "Notices", "readable"]
 
 FILE = "notices.jsonl"
-MOST_BYTES = 1 << 20  # of the file; what would come after is in the log alone
-MOST_WORDS = 300  # letters of one notice
+MOST_BYTES = 1 << 20  # maximum bytes of the file; later notices are only in the log
+MOST_WORDS = 300  # maximum characters of one notice
 
 
 def readable(words: str) -> str:
@@ -39,7 +39,7 @@ class Notices:
         self._read = 0
 
     def write(self, kind: str, words: str) -> None:
-        """Add a notice; a full disk is ignored."""
+        """Add a notice; ignores a full disk."""
         line = json.dumps({"time": time.time(), "kind": kind, "words": readable(words)})
         with suppress(OSError):
             if not self.path.exists() or self.path.stat().st_size < MOST_BYTES:

@@ -61,11 +61,11 @@ from atoll.runs.result import write_result
 
 __all__ = ["Coordinator", "Outpost"]
 
-LOCK_PATIENCE = 60.0  # seconds for the process of a job before this one to end
+LOCK_PATIENCE = 60.0  # seconds to wait for the process of an earlier job to end
 
 
 def _die_with_parent() -> None:
-    """End this process when its parent ends, so that nothing is left running."""
+    """End this process when its parent ends, so that no process is left running."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -90,7 +90,7 @@ class Outpost:
         try:
             mirror = Mirror(Path(os.environ[MIRROR])) if MIRROR in os.environ else None
             self._gate = Gate(read_site(Path(os.environ["ATOLL_SITE"])), mirror)
-        except Exception as error:  # raised here, it would end the job without a word
+        except Exception as error:  # raised here, it would end the job silently
             self._fault = error
 
     @collab.publish  # type: ignore[untyped-decorator]
@@ -135,7 +135,7 @@ class Outpost:
 
     @collab.publish  # type: ignore[untyped-decorator]
     def finish(self, header: bytes, block: bytes) -> dict[str, Any]:
-        """Keep what predictions need."""
+        """Store what predictions need."""
         packet = Packet(header, block, 0, 0, ())
         return self._reply("finish", lambda gate: gate.finish(packet))
 
@@ -147,7 +147,7 @@ class Outpost:
 
     @collab.publish  # type: ignore[untyped-decorator]
     def alone(self) -> dict[str, Any]:
-        """Start again as the only party, for the comparison."""
+        """Restart as the only party, for the comparison."""
         return self._reply(COMPARE, lambda gate: _left(gate.alone()))
 
     @collab.publish  # type: ignore[untyped-decorator]
@@ -167,7 +167,7 @@ class Outpost:
 
     @collab.publish  # type: ignore[untyped-decorator]
     def ping(self) -> dict[str, Any]:
-        """The current work of this site."""
+        """Report the current work of this site."""
         allowed = self._gate is not None and not _stranger("ping")
         return {"doing": self._gate.doing if self._gate and allowed else ""}
 
@@ -179,17 +179,17 @@ class Outpost:
         return {**reply, "version": VERSION}
 
     def _closed(self, action: str) -> Reply:
-        """Why there is no gate, in fixed words; details are in the log of this site."""
+        """Why the gate is closed, in fixed words; details are in the log of this site."""
         log.warning("%s", printable(f"{action[:80]}: {self._fault}"))
         kind, reason = error_kind(self._fault)
         return {"ok": False, "kind": kind, "reason": reason}
 
 
 def _stranger(action: str) -> Reply:
-    """The refusal of a call that is not from the run's server; empty for the server's own.
+    """The refusal of a call that is not from the run's server; empty if it is.
 
-    The name is what NVFlare makes of a header that senders write. The filter of this process has
-    looked at the connection before; this is the second look.
+    NVFlare takes the name from a header that senders write. The filter of this process has already
+    checked the connection; this is a second check.
     """
     caller = getattr(collab.context, "caller", "")
     if caller == "server":
@@ -209,8 +209,8 @@ class Coordinator:
     def __init__(self, control: str) -> None:
         self.control = Path(control)
         self._shown, self._done = 0.0, ""
-        self._names: dict[str, str] = {}  # of sites, by the client's id
-        self._notes: list[str] = []  # for the coordinator's screen, when all is done
+        self._names: dict[str, str] = {}  # names of sites by the client's id
+        self._notes: list[str] = []  # a note for the coordinator's screen at the end
 
     @collab.main  # type: ignore[untyped-decorator]
     def go(self) -> None:
@@ -319,7 +319,7 @@ class Coordinator:
 def _parties(
     sites: list[str], clients: tuple[str, ...], proxies: Mapping[str, Any]
 ) -> dict[str, Party]:
-    """Which site is which client: by name where the names are the same, else in their order."""
+    """Map sites to clients: by name if the names are equal, else in order."""
     if len(sites) != len(clients):
         raise UserError(
             f"{len(sites)} sites for a run with {len(clients)} clients", "the run's scenario",
@@ -330,13 +330,13 @@ def _parties(
 
 
 def _agreed(path: Path) -> dict[str, Any]:
-    """What the sites have agreed on for this run, and the fingerprints of their tables."""
+    """The agreed plan of this run, and the fingerprints of the sites' tables."""
     parse = TypeAdapter(Plan).validate_python
     return read_json(path, lambda body: {"plan": parse(body["plan"]), "data": dict(body["data"])})
 
 
 def _on_own_tables(engine: Remote, run: str, folder: Path) -> tuple[Parts, Record]:
-    """The parts and record of a run on the sites' own tables; an agreement stays with the run."""
+    """The parts and record of a run on the sites' own tables; the run stores the agreement."""
     config, path = engine.config, folder / "agreed.json"
     if "text" in config.data or methods.load(config.method["name"]).split == "parties":
         remedy = "use tables, with chfl, fedavg or alone"
@@ -361,7 +361,7 @@ def _on_own_tables(engine: Remote, run: str, folder: Path) -> tuple[Parts, Recor
 
 
 def _same_data(run_parts: Parts, fingerprints: Mapping[str, str]) -> None:
-    """Refuse a site that has other data under the same name."""
+    """Refuse a site with different data under the same name."""
     for id, fingerprint in fingerprints.items():
         if fingerprint != run_parts.dataset.fingerprint:
             raise ClientFailedError(

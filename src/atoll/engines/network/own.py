@@ -1,4 +1,4 @@
-"""The data of a run at a site: its own table, and what its own file decides about it."""
+"""The data of a run at a site: its own table, and the settings in its own file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,14 +17,14 @@ __all__ = ["data_key", "own_parts", "own_table", "sparing"]
 
 
 def sparing(data: dict[str, Any]) -> dict[str, Any]:
-    """The site's file decides what is disclosed of a column; a run may only ask for less."""
+    """Apply the site's limits on what is disclosed of a column; a run may only request less."""
     usual = TableOptions.most_levels
     most = data.get("most_levels", usual)
     return {"keep": (), "most_levels": min(most, usual) if isinstance(most, int) else usual}
 
 
 def data_key(config: RunConfig) -> str:
-    """What data a run is on: a hash of own files, else the data set's name."""
+    """The key of a run's data: a hash of own files, else the data set's name."""
     files = config.data.get("files", ())
     with disk_errors(Path(str(next(iter(files), "")))):
         hashes = [file_fingerprint(Path(str(file))) for file in files]

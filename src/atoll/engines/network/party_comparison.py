@@ -1,8 +1,8 @@
-"""The answer of a run whose parties hold columns of the same rows, by the coordinator.
+"""The coordinator's answer for a run whose parties have columns of the same rows.
 
-It has the labels, so it compares, and no label leaves it as such. For the joined model each party
+It has the labels, so it compares, and sends no label itself. For the joined model each party
 sends the embeddings of the test rows once more. For the same method alone, each party whose
-contract allows it trains anew with the server, by the messages of the run and without the others:
+contract allows it trains anew with the server, using the run's messages but without the others:
 it receives a further sequence of gradients of its rows, which depend on the labels.
 Simple models need columns and labels in one place and are left out.
 """
@@ -50,30 +50,30 @@ FAILURES = (ClientFailedError, BadMessageError, SiteLostError, UserError)  # non
 
 
 class Parties(Protocol):
-    """What is needed of the engine between sites."""
+    """The interface to the engine between sites."""
 
     @property
     def present(self) -> list[str]:
-        """The clients whose sites are there."""
+        """The clients with connected sites."""
         ...
 
     def willing(self, id: str) -> bool:
-        """Whether the contract of a site allows a comparison."""
+        """Whether a site's contract allows a comparison."""
         ...
 
     def alone(self, id: str) -> None:
-        """Let one party begin anew, as the only one beside the server."""
+        """Restart one party as the only one besides the server."""
         ...
 
     def carry(
         self, action: str, moment: Moment, packets: Mapping[str, Packet]
     ) -> Mapping[str, Packet]:
-        """Bring each packet to its site and bring back the answers."""
+        """Send each packet to its site and return the answers."""
         ...
 
 
 class _Ledger:
-    """The messages as lines of the end of the run, those of one form together."""
+    """The messages as lines at the end of the run's ledger, grouped by form."""
 
     def __init__(self, parts: Parts) -> None:
         self._place = parts.scenario.stages - 1, parts.config.rounds - 1
@@ -81,7 +81,7 @@ class _Ledger:
         self._amounts = dict[Message, tuple[int, int, int]]()
 
     def enter(self, action: str, id: str, packet: Packet, replied: Packet) -> None:
-        """Enter a request to a party and its answer."""
+        """Log a request to a party and its answer."""
         request, reply = kinds(self._actions[action])
         self._add(SERVER, id, request, packet)
         self._add(id, SERVER, reply, replied)
@@ -94,7 +94,7 @@ class _Ledger:
 
     @property
     def lines(self) -> list[Message]:
-        """What has crossed so far."""
+        """The messages so far."""
         return [
             replace(form, count=count, payload=payload, bytes=size)
             for form, (count, payload, size) in self._amounts.items()
@@ -103,7 +103,7 @@ class _Ledger:
 
 @dataclass
 class _Engine:
-    """Carries the messages of a training that is not resumed: no state of a client is kept."""
+    """Carries the messages of a training that cannot be resumed: it saves no client states."""
 
     parties: Parties
     ledger: _Ledger
@@ -112,21 +112,21 @@ class _Engine:
     def carry(
         self, action: str, moment: Moment, packets: Mapping[str, Packet]
     ) -> Mapping[str, Packet]:
-        """Bring each packet to its site and bring back the answers, and enter both."""
+        """Send each packet to its site, log both, and return the answers."""
         replies = self.parties.carry(action, moment, packets)
         for id, reply in replies.items():
             self.ledger.enter(action, id, packets[id], reply)
         return replies
 
     def states(self, place: str) -> dict[str, Tensors]:
-        """Nothing: a site keeps its own."""
+        """Empty: sites keep their own states."""
         return {}
 
     def restore(self, states: Mapping[str, Tensors], place: str) -> None:
-        """Do nothing: the training begins anew."""
+        """Do nothing: the training starts anew."""
 
     def snapshots(self, moment: Moment) -> list[Snapshot]:
-        """None."""
+        """Empty."""
         return []
 
 
@@ -138,16 +138,16 @@ def compare_parties(
     stopping: Callable[[], bool],
     comparing: Callable[[str], None],
 ) -> tuple[dict[str, Any], list[Message]]:
-    """The answer, and the lines of the ledger; `arrays` is the state at the end of the run.
+    """The answer and the ledger lines; `arrays` is the final state of the run.
 
-    `stopping` is asked after each round, and `comparing` receives the party that trains alone.
+    `stopping` is called after each round; `comparing` receives the party that trains alone.
     """
     state = {name: torch.from_numpy(array) for name, array in arrays.items()}
     tasks = {id: own_tasks(parts.scenario, id) for id in parts.scenario.clients}
     ids, withheld = parts.scenario.clients, _withheld(parties, parts.scenario.clients)
     if len(withheld) == len(ids):
         return _answer(parts, {}, withheld), []
-    if stopping():  # nothing has crossed: a resumed run compares
+    if stopping():  # nothing was sent: a resumed run compares
         raise InterruptedRunError
     ledger, outcomes = _Ledger(parts), dict[str, list[Outcome]]()
     engine = _Engine(parties, ledger)
@@ -171,7 +171,7 @@ def compare_parties(
 
 
 def _withheld(parties: Parties, ids: Sequence[str]) -> dict[str, str]:
-    """Who is not compared from the start, and why: the joined model needs all parties."""
+    """The parties that cannot be compared, and why: the joined model needs all parties."""
     away = [id for id in ids if id not in parties.present]
     withheld = {}
     for id in ids:
@@ -185,12 +185,12 @@ def _withheld(parties: Parties, ids: Sequence[str]) -> dict[str, str]:
 
 
 def _needed(id: str, reason: str) -> str:
-    """Why nobody is compared where one party fails."""
+    """Why no party is compared if one fails."""
     return f"the joined model needs {id}: {reason}" if id else reason
 
 
 def _culprit(error: Failure) -> str:
-    """Who failed; empty where it is no party."""
+    """The party that failed; empty if it is not a party."""
     if isinstance(error, UserError):
         return ""
     if isinstance(error, SiteLostError):
@@ -199,7 +199,7 @@ def _culprit(error: Failure) -> str:
 
 
 def _reason(error: Failure | InterruptedRunError) -> str:
-    """Why there is nothing to compare, as it is in the answer."""
+    """Why there is nothing to compare, as in the answer."""
     if isinstance(error, InterruptedRunError):
         return STOPPED
     return printable(error.what if isinstance(error, UserError) else error.reason)
@@ -208,7 +208,7 @@ def _reason(error: Failure | InterruptedRunError) -> str:
 def _answer(
     parts: Parts, outcomes: Mapping[str, list[Outcome]], withheld: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The answer of all parties that could be compared."""
+    """The answer for all parties that could be compared."""
     margin = parts.config.report_options().margin / 100
     if not outcomes:
         return assemble({}, withheld, parts.metric, margin)
@@ -246,7 +246,7 @@ def _trained_alone(
     tasks: Sequence[int],
     stopping: Callable[[], bool],
 ) -> Array:
-    """Train one party with the server; its outputs of test rows."""
+    """Train one party with the server; returns its outputs of test rows."""
     (id,) = one.scenario.clients
     engine.parties.alone(id)
 

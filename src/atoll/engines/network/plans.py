@@ -1,7 +1,7 @@
-"""Plans for own tables: a site takes a plan only if it fits what the site itself has disclosed.
+"""Plans for own tables: a site accepts a plan only if it matches what the site has disclosed.
 
-The coordinator writes the plan. The site keeps what it agreed to for a run, derives again from its
-own table what it disclosed then, and refuses every column, type and class that goes beyond it.
+The coordinator writes the plan. The site stores its agreement for a run, recomputes from its
+table what it disclosed, and refuses every column, type and class beyond that.
 """
 
 import hashlib
@@ -28,27 +28,27 @@ from atoll.engines.network.contract import RefusedError
 
 __all__ = ["Agreement", "agreement_size", "keep", "most_of_all", "read", "violation"]
 
-MOST_PLAN = 1 << 23  # bytes of a plan
-MOST_NAMES = 1_000  # classes, stages or clients of a run
-FILE = "agreement.json"  # in the run's folder of the store
+MOST_PLAN = 1 << 23  # maximum bytes of a plan
+MOST_NAMES = 1_000  # maximum number of classes, stages or clients of a run
+FILE = "agreement.json"  # file in the run's folder of the store
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What a site has agreed to; its table tells the rest."""
+    """What a site has agreed to; the rest follows from its table."""
 
-    key: str  # of the hashes
+    key: str  # key of the hashes
     asked: str  # a digest of the run's config and of the client's name
-    data: str  # which table it was
+    data: str  # fingerprint of the table
     columns: tuple[str, ...] = ()  # hashes of the columns that 'agree' has described
 
     @classmethod
     def begun(cls, key: str, config: str, client: str, data: str) -> "Agreement":
-        """The agreement that an offer begins."""
+        """The agreement that an offer starts."""
         return cls(key, _asked(config, client), data)
 
     def stale(self, config: str, client: str, data: str) -> str:
-        """Why this agreement is not for a run; empty if it is."""
+        """Why this agreement does not apply to a run; empty if it does."""
         if self.asked != _asked(config, client):
             return "the columns were agreed on for another config or client"
         return "" if self.data == data else "the table here has changed since columns were agreed"
@@ -64,7 +64,7 @@ def _written(agreement: Agreement) -> bytes:
 
 
 def agreement_size(agreement: Agreement) -> int:
-    """The bytes that an agreement takes in the store."""
+    """The size of an agreement in the store, in bytes."""
     return len(_written(agreement))
 
 
@@ -103,7 +103,7 @@ def most_of_all(offers: Mapping[str, Offered]) -> tuple[str, str]:
 
 
 def violation(plan: Plan, agreement: Agreement, table: OwnTable, clients: Sequence[str]) -> str:
-    """Where a plan goes beyond what this site discloses of its table; empty where it does not."""
+    """How a plan exceeds what this site discloses of its table; empty if it does not."""
     offered = table.offered(Offer(agreement.key))
     agreed = table.agreed(Agree([*agreement.columns]), agreement.key)
     if plan.key != agreement.key:
@@ -131,8 +131,8 @@ def violation(plan: Plan, agreement: Agreement, table: OwnTable, clients: Sequen
 def _beyond(column: Common, offered: Offered, agreed: Agreed, most_levels: int) -> str:
     """Why a column of a plan differs from this site's agreement; empty if it does not.
 
-    Levels of other sites are allowed where this site has disclosed its own levels of the column: an
-    update shows which of them this site has, and the coordinator knows that by then.
+    Levels of other sites are allowed if this site has disclosed its own levels of the column: an
+    update shows which of them this site has, and the coordinator knows them by then.
     """
     kind = offered.columns.get(column.hash)
     if kind is None or column.hash not in agreed.gaps:
@@ -150,7 +150,7 @@ def _beyond(column: Common, offered: Offered, agreed: Agreed, most_levels: int) 
 
 
 def _names(what: str, names: Sequence[str], own: Sequence[str] | None = None) -> str:
-    """Why names of classes, stages or clients are not those of a run that this site is in."""
+    """Why names of classes, stages or clients do not fit a run with this site."""
     if len(names) > MOST_NAMES:
         return f"{len(names):,} {what}; {MOST_NAMES:,} are allowed"
     if len({*names}) < len(names):

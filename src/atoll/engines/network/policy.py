@@ -1,6 +1,6 @@
 """The gate of a site: checks requests, runs the client, checks and logs answers.
 
-It holds the site's client, data and state, and knows no network.
+It owns the site's client, data and state, and does not depend on the network.
 """
 
 import json
@@ -57,9 +57,9 @@ from atoll.runs.parts import Parts, parts
 __all__ = ["Gate", "log"]
 
 MOST_AT_ONCE = 4  # questions: one is answered, and asked again up to three times if it takes long
-KEPT = 2  # checkpoints that a site keeps: the server may have died before it wrote its own
-MOST_CONFIG = 1 << 20  # bytes of a run's config
-MOST_REASON = 300  # characters of a method's refusal in the log: it may quote the request
+KEPT = 2  # number of stored checkpoints: the server may have died before it wrote its own
+MOST_CONFIG = 1 << 20  # maximum bytes of a run's config
+MOST_REASON = 300  # maximum characters of a method's refusal in the log: it may quote the request
 log = logging.getLogger("atoll.site")
 BEFORE = Moment(0, 0, 1)
 
@@ -76,7 +76,7 @@ class Gate:
         self._client: Any = None
         self._parts: Parts | None = None
         self._bounds: Bounds | None = None
-        self._data = ""  # what budgets over all runs are counted by
+        self._data = ""  # key of the data, by which budgets over all runs are counted
         self._table: OwnTable | None = None
         self._agreement: plans.Agreement | None = None  # set together with the table
         self._method = ""
@@ -100,7 +100,7 @@ class Gate:
             return reply
 
     def agree(self, packet: Packet) -> Packet:
-        """Describe the columns that all sites have."""
+        """Describe the common columns of all sites."""
         with self._alone("agree"):
             self._may("agree")
             self._fits("agree", packet)
@@ -118,7 +118,7 @@ class Gate:
 
     @contextmanager
     def _untold(self, action: str) -> Iterator[None]:
-        """Refuse a column that the site does not disclose; the site's log names it."""
+        """Refuse a column that the site does not disclose; only the site's log names it."""
         try:
             yield
         except UntoldError as error:
@@ -128,7 +128,7 @@ class Gate:
             raise RefusedError(reason) from error
 
     def _fits(self, action: str, packet: Packet) -> None:
-        """Refuse a request that is larger than the contract allows."""
+        """Refuse a request larger than the contract allows."""
         size = len(packet.header) + len(packet.block)
         if size > self.terms.question:
             reason = f"a question of {size:,} bytes"
@@ -136,7 +136,7 @@ class Gate:
             raise RefusedError(reason)
 
     def _reserve(self, action: str, size: int) -> None:
-        """Refuse to write more into the store than the contract allows a run, or all runs."""
+        """Refuse to store more than the contract allows for a run, or for all runs."""
         used = {path.name: bytes_in(path) for path in self.store.iterdir() if path.is_dir()}
         own, every = used.get(self.run, 0) + size, sum(used.values()) + size
         terms = self.terms
@@ -206,7 +206,7 @@ class Gate:
 
     @contextmanager
     def _refusals_logged(self, action: str) -> Iterator[None]:
-        """Log refusals that are raised within, those of the method too."""
+        """Log refusals raised inside, including those of the method."""
         try:
             yield
         except RefusedError as error:
@@ -222,13 +222,13 @@ class Gate:
         return self._bounds
 
     def _changed(self, config: str) -> str:
-        """Why an earlier run of this name cannot continue with this config."""
+        """Why an earlier run with this name cannot continue with this config."""
         path = self._home / "config.toml"
         same = not path.exists() or path.read_bytes() == config.encode()
         return "" if same else "a run of this name was here with another config"
 
     def _begin(self, run: str, config: str) -> RunConfig:
-        """The config of a run, if the contract allows such a run."""
+        """The config of a run, if the contract allows the run."""
         self._client, self._last, self._table, self._bounds = None, None, None, None
         run_config = self._resolved(config)
         self._method = str(run_config.method["name"])
@@ -246,17 +246,17 @@ class Gate:
         return run_config
 
     def _unchecked(self, config: RunConfig, kind: str) -> str:
-        """Why the weights of a run may not leave, which no check for single rows covers."""
+        """Why weights that no check for single rows covers may not leave."""
         return "" if self.terms.unchecked_networks == "allow" else refused(config, kind)
 
     @property
     def _own_options(self) -> set[str]:
-        """The options that this site's own file sets; no run changes them."""
+        """The options that this site's own file sets; runs cannot change them."""
         tables = {"data": self.site.data, "engine": self.site.engine}
         return {f"{table}.{name}" for table, values in tables.items() for name in values}
 
     def _affordable(self, config: RunConfig, inputs: int = 1, classes: int = 1) -> None:
-        """Refuse a network that is larger than the contract allows, before it is built."""
+        """Refuse a network larger than the contract allows before building it."""
         size = parameters(config, inputs, classes)
         if size > self.terms.parameters:
             reason = f"a network of {size:,} parameters; {self.terms.parameters:,} are allowed"
@@ -290,7 +290,7 @@ class Gate:
         }
 
     def _only_ours(self, values: dict[str, Any]) -> None:
-        """Refuse a run that names files or code; only this site's own file may name these."""
+        """Refuse a run that names files or code that only this site's own file may name."""
         tables = {key: values.get(key, {}) for key in ("data", "public", "model", "engine")}
         if not all(isinstance(table, dict) for table in tables.values()) or not isinstance(
             values.get("models", []), list
@@ -313,9 +313,9 @@ class Gate:
     def handle(
         self, number: int, action: str, moment: Moment, packet: Packet, run: str = ""
     ) -> Packet:
-        """The answer to a request; a repeated request is not executed twice.
+        """Answer a request; a repeated request is not executed twice.
 
-        An answer is given again only for the same question: of this run, with this number, action,
+        An answer is repeated only for the same question: the same run, number, action,
         moment and content.
         """
         with self._alone(action):
@@ -335,14 +335,14 @@ class Gate:
             return reply
 
     def _bounded(self, action: str, moment: Moment, packet: Packet) -> Packet:
-        """Answer within the bounds on weights, work and budgets, and log the answer."""
+        """Answer within the limits of weights, work and budgets, and log the answer."""
         bounds = self._checked
         bounds.begin(moment, actions(type(self._client)).get(action))
         with self._refusals_logged(action):
             reply = answer(self._client, action, moment, packet, bounds)
         self._let_out(action, moment, reply, bounds.rounds, bounds.epochs)
         bounds.end()
-        if bounds.updates or bounds.trained is not None:  # a test alone takes no run further
+        if bounds.updates or bounds.trained is not None:  # a test alone does not advance a run
             go_on(self._home, moment)
         return reply
 
@@ -372,7 +372,7 @@ class Gate:
         epochs: int = 0,
         again: bool = False,
     ) -> None:
-        """Refuse an answer beyond the contract, or log it; `again`: for the server's retry."""
+        """Refuse an answer beyond the contract, or log it; `again`: for a retry of the server."""
         reason = ""
         if reply.size > self.terms.largest:
             reason = f"an answer of {reply.size:,} bytes is larger than the contract allows"
@@ -397,7 +397,7 @@ class Gate:
         return self.store / self.run
 
     def keep(self, place: str) -> None:
-        """Save the client's state of a place; the last two are kept."""
+        """Save the client's state at a place; keeps the last two."""
         with self._alone("keep"):
             self._of_the_run("keep")
             content = save(arrays_of(self._ready.state()))
@@ -410,9 +410,9 @@ class Gate:
                 self._bounds.keep(place, KEPT)
 
     def restore(self, place: str) -> bool:
-        """Restore the client's state of a place; return whether it was there.
+        """Restore the client's state at a place; returns whether it was available.
 
-        A client that was away at that checkpoint continues with its present state.
+        A client that was away at that checkpoint continues with its current state.
         """
         with self._alone("restore"):
             self._of_the_run("restore")
@@ -442,7 +442,7 @@ class Gate:
     def finish(self, packet: Packet) -> None:
         """Complete the folder of this run in the store, so that `predict` can use it.
 
-        The same request, which a server repeats after a fault, changes nothing.
+        Repeats of the request, for example after a server fault, change nothing.
         """
         with self._alone("finish"):
             self._of_the_run("finish")
@@ -459,9 +459,9 @@ class Gate:
             )
 
     def compare(self, packet: Packet) -> Packet:
-        """Release how the joined model compares with this site alone, once in a run.
+        """Release how the joined model compares with this site alone, once per run.
 
-        The same request, which a server repeats after a fault, gets the same answer.
+        Repeats of the request, for example after a server fault, get the same answer.
         """
         with self._alone(COMPARE):
             self._refuse(COMPARE, "" if self.terms.answer else "an answer is not in the contract")
@@ -488,13 +488,13 @@ class Gate:
             return reply
 
     def alone(self) -> Packet:
-        """Start again as the only party, for the server's comparison; once in a run."""
+        """Restart as the only party for the server's comparison, once per run."""
         with self._alone(COMPARE):
             self._refuse(COMPARE, "" if self.terms.answer else "an answer is not in the contract")
             self._refuse(COMPARE, "" if self._client else "no run has been prepared")
             with self._refusals_logged(COMPARE):
                 home, half = self._home / ALONE, alone_half(self._known, self.id)
-            # a server that lost the reply asks again: so until the first exchange
+            # a server that lost the reply asks again, until the first exchange
             again = self._checked.home == home and self._last is None
             second = home.exists() and not again
             self._refuse(COMPARE, "a second comparison of one run" if second else "")
@@ -528,12 +528,12 @@ class Gate:
         return reply, mark
 
     def _of_the_run(self, action: str) -> None:
-        """Refuse to save or restore a client that trains alone in place of the run's own."""
+        """Refuse to save or restore a client that trains alone as the run's own client."""
         alone = self._bounds is not None and self._bounds.home != self._home
         self._refuse(action, "this site trains alone to compare" if alone else "")
 
     def snapshot(self, moment: Moment) -> None:
-        """Write the client's snapshots to the store; they are never sent."""
+        """Write the client's snapshots to the store; never sends them."""
         with self._alone("snapshot"):
             self._of_the_run("snapshot")
             if moment.stage not in range(self._known.scenario.stages):
@@ -582,5 +582,5 @@ class Gate:
             part = path.with_name(".status.json.part")
             part.write_text(json.dumps(body))
             part.replace(path)
-        except OSError:  # a full disk is reported where data would be lost
+        except OSError:  # a full disk raises an error where data would be lost
             pass

@@ -1,9 +1,9 @@
-"""The connections of the coordinator's server: listed sites, each of them once.
+"""The connections of the coordinator's server: listed sites, one connection each.
 
-NVFlare closes the first connection of a name when a second one comes, so a copied kit would throw
-its owner out. Here a second one waits beside the first, and what it says decides: a message with
-the token of the site that is registered is that site itself on a new line, and takes the place of
-the old line. Everything else is refused while the first is alive, and both are notified.
+NVFlare closes the first connection of a name when a second one arrives, so a copied kit would
+disconnect its owner. Here the second one waits, and its messages decide: a message with
+the token of the registered site proves that the site has reconnected, and the new connection
+replaces the old one. Everything else is refused while the first is alive, and both are notified.
 """
 
 import threading
@@ -30,12 +30,12 @@ from atoll.engines.network.notices import Notices
 __all__ = ["Presence", "answer_beside", "certificate_name"]
 
 SECOND = "a site of this name is connected already"
-AGAIN_SECONDS = 600.0  # after which the same notice is written again
-ALIVE_SECONDS = 25.0  # since the last sign of life; sites give one every ten seconds
+AGAIN_SECONDS = 600.0  # seconds after which the same notice is written again
+ALIVE_SECONDS = 25.0  # seconds since the last sign of life; sites send one every ten seconds
 
 
 def certificate_name(connection: Any) -> str:
-    """The common name that TLS has proven at the other end; empty where there is none."""
+    """The common name that TLS has verified for the peer; empty if there is none."""
     properties = connection.get_conn_properties() if connection else {}
     name = properties.get(DriverParams.PEER_CN.value)
     return "" if name in (None, "N/A") else str(name)
@@ -48,15 +48,15 @@ def _address(connection: Any) -> str:
 
 @dataclass(frozen=True)
 class _Beside:
-    """A second connection of a name: it waits, and takes no messages of the first."""
+    """A second connection of a name: it waits and receives no messages of the first."""
 
     manager: Any
-    connection: Any  # NVFlare's wrapper of it
-    data: dict[str, Any]  # its greeting
+    connection: Any  # NVFlare's wrapper of the connection
+    data: dict[str, Any]  # its handshake message
 
     @property
     def first(self) -> Any:
-        """The connection whose name it has, while that is alive; None after."""
+        """The existing connection with the same name while it is alive; then None."""
         return _alive(self.manager, str(self.data[HandshakeKeys.ENDPOINT_NAME]), self.connection)
 
 
@@ -71,7 +71,7 @@ def _alive(manager: Any, name: str, other: Any) -> Any:
 
 @dataclass
 class Presence:
-    """What the server knows of connections."""
+    """The server's record of connections."""
 
     listed: Listed
     notices: Notices
@@ -83,7 +83,7 @@ class Presence:
     def greeted(
         self, original: Callable[..., Any], manager: Any, connection: Any, data: dict[str, Any]
     ) -> Any:
-        """Take a new connection, or put it beside the one that has its name."""
+        """Register a new connection, or let it wait beside the one with its name."""
         name = FQCN.normalize(str(data.get(HandshakeKeys.ENDPOINT_NAME, "")))
         owner = name.partition(".")[0]
         proven = certificate_name(connection.conn)
@@ -99,7 +99,7 @@ class Presence:
         return None
 
     def refusal(self, route: Route, connection: Any, has_token: bool) -> str:
-        """Why a message of a site is not heard; `has_token` says that it has the site's token."""
+        """Why a message of a site is refused; `has_token` tells whether it has the site's token."""
         if not route.certificate or "@" in route.certificate:
             return ""
         reason = self.listed.refusal(route.certificate)
@@ -122,7 +122,7 @@ class Presence:
         return SECOND
 
     def seen(self, route: Route, connection: Any) -> None:
-        """Show the key with which a site is there, once."""
+        """Show the key of a connected site, once."""
         if route.peer != route.certificate or not hasattr(connection, "sock"):
             return
         content = connection.sock.getpeercert(True)
@@ -144,7 +144,7 @@ class Presence:
             self.notices.write(kind, words)
 
     def _due(self, kind: str, words: str) -> bool:
-        """Whether the same words were not due for a while; from now on they were."""
+        """Whether the same words were not due recently; marks them as due now."""
         now = time.monotonic()
         with self._lock:
             due = now - self._noted.get((kind, words), -AGAIN_SECONDS) >= AGAIN_SECONDS
@@ -154,7 +154,7 @@ class Presence:
 
 
 def answer_beside(connection: Any, reply: Message) -> bool:
-    """Answer a waiting connection over its own line, not over that of the first."""
+    """Answer a waiting connection directly, not over the first connection."""
     beside = getattr(connection, "atoll_beside", None)
     if beside is None:
         return False

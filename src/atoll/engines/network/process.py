@@ -1,4 +1,4 @@
-"""NVFlare's processes at one end, and the locks that keep two commands from sharing a folder."""
+"""NVFlare's processes at one end, and locks that prevent two commands from sharing a folder."""
 
 import fcntl
 import json
@@ -21,9 +21,9 @@ __all__ = [
     "nvflare", "own_store", "provision", "read_json", "running", "shorten",
 ]  # fmt: skip
 
-STANDING = "standing.json"  # in a site's kit: what the server has answered last
-LOG_BYTES = 100_000_000  # of nvflare.log, before it is moved
-ENDS = "ends.json"  # in the coordinator's folder of work: whose end of a job was over first
+STANDING = "standing.json"  # in a site's kit: the server's last answer
+LOG_BYTES = 100_000_000  # maximum size of nvflare.log before it is rotated
+ENDS = "ends.json"  # in the coordinator's work folder: which site's job ended first
 
 
 class KitFolder(Protocol):
@@ -48,14 +48,14 @@ def nvflare() -> Any:
 
 
 def provision() -> Any:
-    """The module that makes settings of NVFlare."""
+    """The module that creates NVFlare's settings."""
     with _installed():
         from atoll.engines.network import provision as found  # noqa: PLC0415
     return found
 
 
 def certificates() -> Any:
-    """The module that makes and reads certificates, with a package that comes with NVFlare."""
+    """The module that creates and reads certificates, with a package installed with NVFlare."""
     with _installed():
         from atoll.engines.network import certificates as found  # noqa: PLC0415
     return found
@@ -76,9 +76,9 @@ def environment(**further: str) -> dict[str, str]:
 
 
 def shorten(log: Path, most: int = LOG_BYTES) -> None:
-    """Move the content of a long log to a file beside it; its writers continue with the log.
+    """Move the content of a long log to a second file; its writers continue with the log.
 
-    Writers only append; how much depends on what others send.
+    Writers only append; the amount depends on what others send.
     """
     with disk_errors(log):
         if log.exists() and log.stat().st_size > most:
@@ -87,7 +87,7 @@ def shorten(log: Path, most: int = LOG_BYTES) -> None:
 
 
 class Process:
-    """NVFlare's own process at one end; started again when it is gone."""
+    """NVFlare's own process at one end; restarted if it ends."""
 
     def __init__(self, kind: str, kit: KitFolder, environment: Mapping[str, str]) -> None:
         self.kit, self.environment = kit, dict(environment)
@@ -96,7 +96,7 @@ class Process:
         self.starts = 0
 
     def ensure(self) -> bool:
-        """Start the process if it is not running; return whether it was started now."""
+        """Start the process if it is not running; returns whether it was started."""
         log = self.kit.folder / "nvflare.log"
         shorten(log)
         if self.process is not None and self.process.poll() is None:
@@ -142,7 +142,7 @@ def _lock(file: Any, path: Path) -> bool:
 
 @contextmanager
 def alone(kit: KitFolder) -> Iterator[None]:
-    """Refuse to use a kit that another command uses."""
+    """Refuse a kit that another command uses."""
     with _held(kit.folder / "lock") as free:
         if not free:
             raise UserError(
@@ -153,7 +153,7 @@ def alone(kit: KitFolder) -> Iterator[None]:
 
 @contextmanager
 def own_store(store: Path) -> Iterator[None]:
-    """Refuse a store that another site uses: two writers would break the chain of its log."""
+    """Refuse a store that another site uses: two writers would break the hash chain of its log."""
     with disk_errors(store):
         store.mkdir(mode=0o700, parents=True, exist_ok=True)
         store.chmod(0o700)
@@ -165,7 +165,7 @@ def own_store(store: Path) -> Iterator[None]:
 
 
 def end_former(kit: KitFolder) -> None:
-    """End processes of this kit that an earlier, killed command left running."""
+    """End processes of this kit left running by an earlier, killed command."""
     for _ in range(20):
         pids = running(str(kit.folder.resolve()))
         for pid in pids:

@@ -1,4 +1,4 @@
-"""The authority of a project: NVFlare writes the settings of all parties, we sign certificates."""
+"""The signing authority of a project: NVFlare writes the settings, atoll signs the certificates."""
 
 import json
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ ROLE = "project_admin"
 
 
 class _Certificates(Builder):  # type: ignore[misc]
-    """Writes keys and certificates for those who are named; the others get settings alone."""
+    """Writes keys and certificates for the named parties; the others get only settings."""
 
     def __init__(self, signer: Signer, names: Iterable[str], server: str) -> None:
         self.signer, self.names, self.server = signer, set(names), server
@@ -50,7 +50,7 @@ class _Certificates(Builder):  # type: ignore[misc]
 class Authority:
     """The part of a project that signs: makes the folders of all parties."""
 
-    folder: Path  # keeps the authority's own key
+    folder: Path  # folder of the authority's own key
     project: str
     server: str  # the name by which sites reach the coordinator
     port: int
@@ -62,7 +62,7 @@ class Authority:
 
     @property
     def signer(self) -> Signer:
-        """The authority's own key; a new one where there is none yet."""
+        """The authority's own key; creates one if there is none yet."""
         path = self._state
         if path.exists():
             error = damaged(path, "put back a copy of the authority's folder")
@@ -78,7 +78,7 @@ class Authority:
         return signer
 
     def issue(self, sites: Iterable[str], admin: str, names: Iterable[str]) -> Path:
-        """Make a folder for every party, with a new key and certificate for those wanted."""
+        """Create a folder for every party, with a new key and certificate for `wanted` parties."""
         return self._provision(sites, admin, [_Certificates(self.signer, names, self.server)])
 
     def settings(self, site: str, admin: str) -> Path:

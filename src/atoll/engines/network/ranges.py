@@ -1,4 +1,4 @@
-"""The limits of options at a site: ranges and choices, by method.
+"""Limits of options at a site: ranges and choices, by method.
 
 A contract names options as a config does (`method.rate`, `model.widths`, `seed`). A limit is one
 value, `{ one_of = [...] }`, or `{ least = ..., most = ... }`; of a list every item is compared.
@@ -35,7 +35,7 @@ __all__ = [
 Limit = Any  # a value, or a table with least, most or one_of
 Limits = Mapping[str, Limit]
 
-# What holds where a contract does not name an option itself.
+# The limits of options that a contract does not name.
 DEFAULTS: Limits = {
     "dtype": {"one_of": ["float32"]},
     "scale": {"one_of": ["local", "global", "imagenet"]},
@@ -54,7 +54,7 @@ DEFAULTS: Limits = {
     "engine.threads": {"least": 0, "most": 64},
     "report.metric": {"one_of": ["accuracy", "auroc", "balanced accuracy"]},
 }
-# The same where a contract names no option of a method; else these options keep their default.
+# The limits if a contract names no option of a method; other options keep their default.
 SIZES: Limits = {
     "method.public_epochs": {"least": 1, "most": 50},
     "method.width": {"least": 1, "most": 4096},
@@ -78,13 +78,13 @@ SIZES: Limits = {
 METRIC = "report.metric"  # checked at a comparison, and before runs that select models by it
 PLAIN = ("seed", "rounds", "scale", "dtype", "models", "score_every", "attribution", "class_weight")
 TABLES = ("scenario", "model", "public", "method")
-OWN_DATA = ("files", "keep", "most_levels")  # of `data`: for the site's own file to say
+OWN_DATA = ("files", "keep", "most_levels")  # of `data`: only the site's own file may set these
 # Of `data` with own files: what any run may set. They disclose no more; all others change how a
 # site reads its file, and are for the site's own file or its contract to name.
 ANY_RUN = ("name", "ignore", "levels", "order")
-MOST_ITEMS = 100  # of a list that is limited by a range, or by nothing
+MOST_ITEMS = 100  # for a list limited by a range, or unlimited
 ENGINE = ("device", "threads")  # of `engine`: what a site uses of a run's
-# Options that have no effect at a site, or a term of their own: `replacements` and `answer`.
+# Options without effect at a site, or with a separate term: `replacements` and `answer`.
 COORDINATORS = (
     *("name", "checkpoints", "checkpoint_seconds", "looks", "robust", "replace", "report"),
 )
@@ -132,7 +132,7 @@ def limits_of(options: Mapping[str, Limits], config: RunConfig) -> dict[str, Lim
 
 
 def _reading(config: RunConfig) -> list[str]:
-    """The options of a run that say how a site reads its own file."""
+    """The options of a run that define how a site reads its own file."""
     options = config.data if "files" in config.data else {}
     return [f"data.{name}" for name in options if name not in (*OWN_DATA, *ANY_RUN)]
 
@@ -140,9 +140,9 @@ def _reading(config: RunConfig) -> list[str]:
 def violation(
     options: Mapping[str, Limits], config: RunConfig, trusted: Collection[str] = ()
 ) -> str:
-    """The option of a run that is outside its limit; empty if none is.
+    """The option of a run that exceeds its limit; empty if none does.
 
-    `trusted`: full names of options that the site has set itself.
+    `trusted`: full names of options that the site itself has set.
     """
     limits, values = limits_of(options, config), values_of(config)
     for name in sorted(values.keys() - set(trusted)):
@@ -165,7 +165,7 @@ def violation(
 def metric_violation(
     options: Mapping[str, Limits], config: RunConfig, metric: Metric | None = None
 ) -> str:
-    """Why models may not be compared by a metric, that of the run; empty where they may."""
+    """Why models may not be compared by the metric of the run; empty if they may."""
     limits = {**DEFAULTS, **options.get(str(config.method["name"]), {})}
     metric, limit = metric or config.report_options().metric, limits[METRIC]
     if _within(metric, limit):
@@ -234,7 +234,7 @@ def check_limits(options: Mapping[str, Any], allowed: tuple[str, ...], plugins: 
 
 
 def known(method: str) -> set[str]:
-    """The full names of all options that a run with this method has."""
+    """The full names of all options of a run with this method."""
     kinds = {
         "model": ModelOptions, "public": PublicOptions, "method": methods.load(method).options,
     }  # fmt: skip

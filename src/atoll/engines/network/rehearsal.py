@@ -1,8 +1,8 @@
 """A rehearsal on this machine with real kits: first without faults, then with faults.
 
-Nothing of the real sites is touched: kits are copied, stores are new, and a run is cut to a few
-rounds. What is tried is what the network tests try; what is learnt is whether these kits, this
-config and this machine stand it.
+The real sites are not affected: kits are copied, stores are new, and a run is shortened to a few
+rounds. It repeats the network tests and shows whether these kits, this
+config and this machine pass them.
 """
 
 import dataclasses
@@ -41,14 +41,14 @@ from atoll.runs.execute import execute
 
 __all__ = ["Item", "rehearse", "rehearse_once"]
 
-SECONDS = 300.0  # that one step may take
-BUDGETS = 10  # times the budgets of a contract over all runs: a rehearsal is many runs
+SECONDS = 300.0  # maximum seconds of one step
+BUDGETS = 10  # factor on the budgets of a contract over all runs: a rehearsal has many runs
 COMMAND = (sys.executable, "-c", "from atoll.cli import main; main()")
 
 
 @dataclass(frozen=True)
 class Item:
-    """A line of the list at the end."""
+    """A line of the final list."""
 
     what: str
     passed: bool
@@ -109,22 +109,22 @@ class _Stage:
         return process.returncode, " ".join(output.splitlines()[:1])
 
     def kill(self, name: str) -> None:
-        """End all of NVFlare's processes of a kit at once, without warning."""
+        """Kill all of NVFlare's processes of a kit at once."""
         for pid in running(str((self.kits / name).resolve())):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End all processes that still run."""
-        _end(list(self.processes.values()))  # before NVFlare's, which they would start again
+        """End all running processes."""
+        _end(list(self.processes.values()))  # before NVFlare's processes, which they would restart
         for name in (COORDINATOR, *self.sites):
             self.kill(name)
         for log in self.folder.glob("kits/*/egress.jsonl"):
-            append_only(log, False)  # or the folder cannot be removed
+            append_only(log, False)  # otherwise the folder cannot be removed
 
 
 def _end(commands: Sequence[subprocess.Popen[str]]) -> None:
-    """End commands: the first signal ends a round, the second does not wait for it."""
+    """End commands: the first signal ends a round, the second ends them immediately."""
     for end in ("terminate", "terminate", "kill"):
         for process in commands:
             getattr(process, end)()
@@ -155,7 +155,7 @@ def rehearse(
 
 
 def rehearse_once(config: RunConfig, sites: Sequence[str], port: int, folder: Path) -> Item:
-    """One undisturbed run with new kits for this machine, compared with the run in one process."""
+    """Run once undisturbed with new kits for this machine; compare with the run in one process."""
     about = Project(name="rehearsal", port=port, sites=tuple(sites))
     with _staged(about, folder / "none", config, folder) as (stage, _):
         return _plain(stage, _twin(config, folder))
@@ -225,7 +225,7 @@ def _extend_budgets(site: Path) -> None:
 
 
 def _is_here(host: str) -> bool:
-    """Whether a name belongs to this machine: whether its address can be bound."""
+    """Whether a name belongs to this machine, that is, whether its address can be bound."""
     try:
         address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(address[0], socket.SOCK_STREAM) as probe:

@@ -1,4 +1,4 @@
-"""The engine between sites: carries packets over NVFlare and looks after sites that take long."""
+"""The engine between sites: carries packets over NVFlare and monitors slow sites."""
 
 import json
 import time
@@ -44,14 +44,14 @@ from atoll.runs.config import RunConfig, to_toml
 
 __all__ = ["Party", "Remote", "SiteLostError", "packet_bytes"]
 
-PING_SECONDS = 2.0  # between looks at sites that have not answered yet
+PING_SECONDS = 2.0  # seconds between checks of sites that have not answered yet
 PING_TIMEOUT = 5.0
-TRIES = 3  # of one question to a site that is there
+TRIES = 3  # seconds of one request to a connected site
 MISFORMED = "its answer is not of the agreed form"
 
 
 def packet_bytes(packet: Packet) -> dict[str, Any]:
-    """A packet as NVFlare carries it."""
+    """A packet in NVFlare's format."""
     return {"header": packet.header, "block": packet.block}
 
 
@@ -60,32 +60,32 @@ class Party:
     """The state of a site at the coordinator."""
 
     name: str
-    client: str  # its id in the run
-    proxy: Any = None  # None where it is away
+    client: str  # client id in the run
+    proxy: Any = None  # None if it is away
     doing: str = ""
-    seen: float = 0.0  # when it gave the last sign of life; 0 for never
-    sent: int = 0  # bytes to it
-    received: int = 0  # bytes from it
-    excluded: str = ""  # when and why its answers were left out last
+    seen: float = 0.0  # time of the last sign of life; 0 for never
+    sent: int = 0  # bytes sent to it
+    received: int = 0  # bytes received from it
+    excluded: str = ""  # time and reason of the last exclusion of its answers
     compares: bool = False  # whether its contract allows a comparison at the end
 
 
 @dataclass
 class Remote:
-    """The engine: carries packets to sites and looks after those that take long."""
+    """The engine: carries packets to sites and monitors slow ones."""
 
     config: RunConfig
     parties: Mapping[str, Party]  # by the client's id
     deadline: float  # seconds that one exchange may take
     silence: float  # seconds without a sign of life after which a site counts as lost
-    tell: Callable[[], None]  # called when something is to be shown
+    tell: Callable[[], None]  # called when there is something to show
     at_least: int = 0
     _number: int = 0
     _run: str = ""
     _narrowing: str = ""  # which site takes columns from all others
 
     def __post_init__(self) -> None:
-        """Start a thread for every request, and one that watches the sites."""
+        """Start a thread for every request, and one that monitors the sites."""
         self._pool = ThreadPoolExecutor(2 * len(self.parties))
 
     def agreement(self, run: str) -> Plan:
@@ -110,14 +110,14 @@ class Remote:
         about = {"run": run, "config": to_toml(self.config), **packet_bytes(pack(Offer(run)))}
         offers = self._ask_each("offer", {id: {**about, "client": id} for id in ids}, Offered)
         id, reason = most_of_all(offers)
-        while reason:  # the sites refuse such a plan, and would be named for it
+        while reason:  # the sites would refuse such a plan, and be blamed for it
             self._leave_out(id, reason)
             del offers[id]
             id, reason = most_of_all(offers)
         return offers
 
     def _leave_out(self, id: str, reason: str) -> None:
-        """Begin without a site whose answer no plan can be made of, or name it and end the run."""
+        """Start without a site whose answer allows no plan, or name it and end the run."""
         party = self.parties[id]
         if not self.at_least or len(self.present) <= self.at_least:
             raise BadMessageError(id, reason)
@@ -131,7 +131,7 @@ class Remote:
     def _ask_each(
         self, what: str, requests: Mapping[str, dict[str, Any]], kind: type
     ) -> dict[str, Any]:
-        """Ask sites with own tables for a message each; in the order of the run's files."""
+        """Request a message from each site with own tables; in the order of the run's files."""
         replies = self._ask(what, requests)
         order = [Path(file).stem for file in self.config.data["files"]]
         ids = sorted(replies, key=lambda id: (order.index(id) if id in order else len(order), id))
@@ -166,13 +166,13 @@ class Remote:
 
     @property
     def present(self) -> list[str]:
-        """The clients whose sites are there."""
+        """The clients with connected sites."""
         return [id for id in sorted(self.parties) if self.parties[id].proxy is not None]
 
     def carry(
         self, action: str, moment: Moment, packets: Mapping[str, Packet]
     ) -> Mapping[str, Packet]:
-        """Send each packet to its site and return the answers; absent sites have none."""
+        """Send each packet to its site and return the answers; absent sites give none."""
         self._number += 1
         kind = kinds(actions(methods.load(self.config.method["name"]).client)[action])[1]
         when, requests = [moment.stage, moment.round, moment.rounds], {}
@@ -219,7 +219,7 @@ class Remote:
     def compare(self, request: Packet) -> dict[str, Packet | str]:
         """Ask each site whose contract allows it for its comparison: a `Release`, or why not.
 
-        The run is already complete, so a site that fails stops nobody.
+        The run is already complete, so a failed site does not stop others.
         """
         ids = [id for id in self.present if self.parties[id].compares]
         with ThreadPoolExecutor(max(1, len(ids))) as pool:
@@ -238,15 +238,15 @@ class Remote:
             return f"lost: {printable(error.reason)}"
 
     def willing(self, id: str) -> bool:
-        """Whether the contract of a site allows a comparison."""
+        """Whether a site's contract allows a comparison."""
         return self.parties[id].compares
 
     def alone(self, id: str) -> None:
-        """Start again with one party as the only one beside the server."""
+        """Restart with one party as the only one besides the server."""
         self._opened(id, self._ask("alone", {id: {}}, COMPARE)[id], Empty)
 
     def states(self, place: str) -> dict[str, Tensors]:
-        """Let every site save its client's state; nothing of it is sent here."""
+        """Let every site save its client's state; no state is sent to the coordinator."""
         self._ask("keep", {id: {"place": place} for id in self.present})
         return {}
 
@@ -262,7 +262,7 @@ class Remote:
                 )  # fmt: skip
 
     def snapshots(self, moment: Moment) -> list[Snapshot]:
-        """Let every site store its snapshots; nothing of them is sent here."""
+        """Let every site store its snapshots; none are sent to the coordinator."""
         when = [moment.stage, moment.round, moment.rounds]
         self._ask("snapshot", {id: {"moment": when} for id in self.present})
         return []
@@ -270,7 +270,7 @@ class Remote:
     def _ask(
         self, what: str, requests: Mapping[str, dict[str, Any]], doing: str = ""
     ) -> dict[str, dict[str, Any]]:
-        """Send all requests at once, check each answer, and watch sites that take long."""
+        """Send all requests at once, check each answer, and monitor slow sites."""
         began = looked = time.monotonic()
         waiting: dict[Future[Any], str] = {}
         for id, arguments in requests.items():

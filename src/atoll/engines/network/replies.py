@@ -16,11 +16,11 @@ from atoll.engines.network.policy import Gate, log
 __all__ = ["Reply", "error_kind", "handle_request", "reply_of"]
 
 MOST_WORDS = 2000  # of an error, in the log of this process
-Reply = dict[str, Any]  # ok, and then what was asked for or why it was not given
+Reply = dict[str, Any]  # ok, followed by the result or the reason of a refusal
 
 
 def reply_of(gate: Gate, action: str, work: Callable[[Gate], dict[str, Any] | None]) -> Reply:
-    """Execute some work and return its reply; of an error only its kind and fixed words leave."""
+    """Execute a function and return its reply; of an error only its kind and fixed words leave."""
     try:
         return {"ok": True, **(work(gate) or {})}
     except Exception as error:

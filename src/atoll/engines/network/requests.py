@@ -1,4 +1,4 @@
-"""Requests at the end of a run that are of no method, and words that both ends know."""
+"""Requests at the end of a run that belong to no method, and words known to both ends."""
 
 from dataclasses import dataclass
 
@@ -11,16 +11,16 @@ from atoll.core.messages import Tensors
 __all__ = ["COMPARE", "FEW_COLUMNS", "LARGEST", "Compare", "Finish"]
 
 COMPARE = "compare"  # the action, in logs and ledgers
-LARGEST = 10_000  # bytes of the answer to it
+LARGEST = 10_000  # maximum bytes of its answer
 FEW_COLUMNS = "columns with many values"  # that the sites have in common: in a site's refusal
 
 
 @dataclass(frozen=True)
 class Finish:
-    """What a site needs to predict by itself when a run on own tables is over."""
+    """What a site needs for predictions after a run on own tables."""
 
     state: Tensors  # of the server
-    events: Tensor  # this client's scores, as the record has them: bytes, as they may be many
+    events: Tensor  # this client's scores from the record, as bytes, since they may be many
     facts: Tensor  # of the record, likewise
 
     @classmethod
@@ -32,7 +32,7 @@ class Finish:
 
 @dataclass(frozen=True)
 class Compare:
-    """What the server holds at the end of a run, and the variant that is compared with alone."""
+    """The server's final state, and the variant to compare with training alone."""
 
     variant: str
     state: Tensors

@@ -25,7 +25,7 @@ ENVIRONMENT = {"NVFLARE_STREAMING_RETRY_TIMEOUT": "2", "NVFLARE_STREAMING_RETRY_
 
 
 def command(kind: str, kit: Path, name: str) -> list[str]:
-    """How NVFlare's process of a server or a site is started, behind its filter."""
+    """The command that starts NVFlare's process of a server or a site behind its filter."""
     own = [f"uid={name}"] if kind == "client" else []
     return [
         *(sys.executable, "-u", "-m", GUARD, kind, "-m", str(kit), "-s", f"fed_{kind}.json"),
@@ -34,19 +34,19 @@ def command(kind: str, kit: Path, name: str) -> list[str]:
 
 
 class Session:
-    """The coordinator's line to its own server: who is there, start a job, how does it stand."""
+    """The coordinator's connection to its own server: lists sites, submits jobs, reports states."""
 
     def __init__(self, admin: str, kit: Path, server: str) -> None:
-        """`server`: the public name, as certificates have it; the line stays on this machine."""
+        """`server`: the public name in certificates; the connection stays on this machine."""
         self.admin, self.kit = admin, kit
         connecting({encode_host(server): local_addresses(server)})
         self._session: Any = None
         tcp_driver.get_ssl_context = checked(ssl_required, log.warning)
-        logging.getLogger().addHandler(logging.NullHandler())  # it would print what it retries
+        logging.getLogger().addHandler(logging.NullHandler())  # it would print its retries
         logging.getLogger().setLevel(logging.CRITICAL)
 
     def connect(self) -> bool:
-        """Whether the server could be reached."""
+        """Whether the server is reachable."""
         from nvflare.fuel.flare_api.flare_api import new_secure_session  # noqa: PLC0415
 
         self.close()
@@ -54,23 +54,23 @@ class Session:
         try:
             with redirect_stdout(quiet):
                 self._session = new_secure_session(self.admin, str(self.kit), timeout=2.0)
-        except Exception:  # whatever it is, the server is not there yet
+        except Exception:  # whatever the error, the server is not reachable yet
             return False
         return True
 
     def sites(self) -> dict[str, float] | None:
-        """The sites that are connected, each with when it was last heard; None: no server."""
+        """The connected sites with their last contact; None: no server."""
         info = self._do(lambda session: session.get_system_info())
         if info is None:
             return None
         return {one.name: float(one.last_connect_time) for one in info.client_info}
 
     def submit(self, job: Path) -> str:
-        """Start a job; its id, empty where there is no server."""
+        """Submit a job; returns its id, empty if there is no server."""
         return str(self._do(lambda session: session.submit_job(str(job))) or "")
 
     def state(self, job: str) -> str | None:
-        """How a job stands, in NVFlare's words; None: no server."""
+        """The state of a job in NVFlare's terms; None: no server."""
         meta = self._do(lambda session: session.get_job_meta(job))
         return None if meta is None else str(meta.get("status", ""))
 
@@ -79,7 +79,7 @@ class Session:
         self._do(lambda session: session.abort_job(job))
 
     def ban(self, site: str) -> None:
-        """Let the server hear no more of a site, from now on."""
+        """Make the server ignore a site from now on."""
         self._do(lambda session: session.disable_client(site))
 
     def _do(self, work: Callable[[Any], Any]) -> Any:
@@ -89,12 +89,12 @@ class Session:
         try:
             with redirect_stdout(quiet):
                 return work(self._session)
-        except Exception:  # the line is made anew the next time
+        except Exception:  # the next call reconnects
             self.close()
             return None
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._session is not None:
             with suppress(Exception), redirect_stdout(StringIO()):
                 self._session.close()

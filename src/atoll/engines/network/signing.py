@@ -30,7 +30,7 @@ from atoll.runs.config import RunConfig
 __all__ = ["install", "request", "sign"]
 
 FIELDS = {"project", "name", "server", "port", "certificate", "authority"}
-MOST_BYTES = 1 << 16  # of a request or of a signed answer
+MOST_BYTES = 1 << 16  # maximum bytes of a request or of a signed answer
 
 
 def _content(path: Path) -> bytes:
@@ -47,7 +47,7 @@ def _key(folder: Path) -> Path:
 
 
 def request(name: str, folder: Path) -> tuple[Path, str]:
-    """Make a site's key here; the file for the owner, and the fingerprint of the key."""
+    """Create a site's key; return the request file for the owner and the key's fingerprint."""
     if not NAME.fullmatch(name):
         remedy = "use the name that the project has: a letter, then letters, digits and -"
         raise UserError(f"nothing can be called '{name}'", "atoll network request", remedy)
@@ -69,7 +69,7 @@ def request(name: str, folder: Path) -> tuple[Path, str]:
 def sign(
     project: Path, request_path: Path, out: Path, replace: bool = False
 ) -> tuple[Path, str, str]:
-    """Sign a site's request; the answer's file, and the fingerprints of the site and of us."""
+    """Sign a site's request; return the answer file and the fingerprints of site and authority."""
     about, keys = read_project(project), certificates()
     parsed = keys.read_request(_content(request_path), str(request_path))
     name, key = keys.common_name(parsed), parsed.public_key()
@@ -91,7 +91,7 @@ def sign(
 
 
 def _refuse_other(out: Path, name: str, key: Any, replace: bool) -> None:
-    """Refuse a second key under one name, unless the owner means it."""
+    """Refuse a second key for one name, unless the owner confirms it."""
     before = signed_file(out, name)
     if replace or (not before.exists() and not (out / name).exists()):
         return
@@ -118,7 +118,7 @@ def _answer(path: Path) -> dict[str, Any]:
 
 
 def install(folder: Path, signed: Path, run: RunConfig | None = None) -> Kit:
-    """Complete a site's folder with what the owner has signed; a contract that is there stays."""
+    """Complete a site's folder with the signed answer; keeps an existing contract."""
     answer, where = _answer(signed), str(signed)
     project = _project(answer, where)
     content = {name: answer[name].encode() for name in ("certificate", "authority")}
@@ -144,7 +144,7 @@ def install(folder: Path, signed: Path, run: RunConfig | None = None) -> Kit:
 
 
 def _project(answer: dict[str, Any], where: str) -> Project:
-    """The project of an answer, by the rules for a project's file."""
+    """The project of an answer, checked like a project's file."""
     with tempfile.TemporaryDirectory(prefix="atoll-") as temporary:
         path = Path(temporary) / "project.toml"
         values = {"name": answer["project"], "server": answer["server"], "port": answer["port"],
@@ -157,7 +157,7 @@ def _project(answer: dict[str, Any], where: str) -> Project:
 
 
 def _settle(folder: Path, project: Project, name: str) -> None:
-    """NVFlare's settings and our policies, as they are made here."""
+    """Write NVFlare's settings and our policies, generated locally."""
     with tempfile.TemporaryDirectory(prefix="atoll-") as temporary:
         place = Path(temporary)
         issued = authority(project, place).settings(name, ADMIN)

@@ -1,4 +1,4 @@
-"""A site's end: keep NVFlare's process running, and show how the site stands."""
+"""A site's end: keeps NVFlare's process running, and shows the state of the site."""
 
 import re
 import ssl
@@ -32,13 +32,13 @@ from atoll.engines.network.tls import client_context, passphrase
 
 __all__ = ["join", "reachable"]
 
-CALM_SECONDS = 15.0  # between looks at a coordinator that could be reached
-FRESH_SECONDS = 45.0  # in which the coordinator's server has heard of a site that is connected
-OUTSIDE_SECONDS = 40.0  # after which a site that the coordinator does not take gives up
+CALM_SECONDS = 15.0  # seconds between checks of a reachable coordinator
+FRESH_SECONDS = 45.0  # seconds for the coordinator's server to notice a connected site
+OUTSIDE_SECONDS = 40.0  # seconds after which a refused site gives up
 
 
 def reachable(kit: Kit) -> str:
-    """Why the coordinator cannot be reached with this kit; empty where it can."""
+    """Why the coordinator is not reachable with this kit; empty if it is."""
     startup = kit.folder / "startup"
     try:
         pair = (str(startup / "client.crt"), str(startup / "client.key"))
@@ -58,14 +58,14 @@ def reachable(kit: Kit) -> str:
         ):
             secure.settimeout(1.0)
             with suppress(TimeoutError):
-                secure.recv(1)  # a certificate that is not wanted is refused only now
+                secure.recv(1)  # a refused certificate is reported only now
     except ssl.SSLCertVerificationError as error:
         detail = error.verify_message + _timed(kit, context)
         return f"the coordinator's certificate is not trusted here: {detail}"
     except ssl.SSLError as error:
         return f"the coordinator refuses this site's certificate: {_alert(error)}"
     except ConnectionResetError:
-        return ""  # it hung up on a silent caller, after the greeting
+        return ""  # it closed a silent connection, after the handshake
     except OSError as error:
         reason = f"waiting for the coordinator: {str(error.strerror or error).lower()}"
         return f"{reason} ({proxies()} is set, but no proxy is used)" if proxies() else reason
@@ -73,7 +73,7 @@ def reachable(kit: Kit) -> str:
 
 
 def _timed(kit: Kit, context: ssl.SSLContext) -> str:
-    """How the time of the coordinator's certificate and the clock here differ, if they do."""
+    """How the coordinator's certificate and the local clock differ, if they do."""
     from cryptography import x509  # noqa: PLC0415 - comes with NVFlare
 
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only to read it
@@ -94,7 +94,7 @@ def _alert(error: OSError) -> str:
 
 
 def _store(kit: Kit, site: Path) -> Path:
-    """The site's store; one within its kit is refused, since jobs have their folders there."""
+    """The site's store; refuses one inside its kit, since jobs have their folders there."""
     store, home = Path(read_site(site).store).resolve(), kit.folder.resolve()
     if store.is_relative_to(home):
         what, remedy = "the store lies within the kit", f'write store = "../{home.name}-store"'
@@ -103,7 +103,7 @@ def _store(kit: Kit, site: Path) -> Path:
 
 
 def _traces(kit: Kit, store: Path) -> str:
-    """What earlier runs have left in a site's store and kit, in words; empty where nothing is."""
+    """Describe what earlier runs have left in a site's store and kit; empty if nothing."""
     with disk_errors(store):
         runs = sorted(path.name for path in store.iterdir() if path.is_dir())
         jobs = [path for path in kit.folder.iterdir() if JOB.fullmatch(path.name)]
@@ -113,7 +113,7 @@ def _traces(kit: Kit, store: Path) -> str:
 
 @contextmanager
 def _appended(log: Path) -> Iterator[bool]:
-    """While a site has joined, its log can only be appended to; whether the system does that."""
+    """Make the log append-only while a site has joined; yields whether the system supports it."""
     with disk_errors(log):
         log.touch(mode=0o600)
     try:
@@ -123,7 +123,7 @@ def _appended(log: Path) -> Iterator[bool]:
 
 
 def _standing(kit: Kit, terms: Contract, end: End, appended: bool) -> list[str]:
-    """What has left this site so far, how its log is kept, and what is spent of the budgets."""
+    """Describe what has left this site so far, how its log is protected, and the used budgets."""
     summary = f"{end.left:,} bytes have left in {end.lines:,} lines, which end in {end.hash}"
     protection = "can only be appended to" if appended else "is not append-only: not permitted here"
     lines = [f"{kit.name}: {summary}; the log {protection}"]
@@ -148,7 +148,7 @@ def join(
     note: Callable[[str], None] = lambda line: None,
     accept_log: bool = False,
 ) -> None:
-    """Take part until stopped: keep NVFlare's process at it, and say how it stands.
+    """Take part until stopped: keep NVFlare's process running, and show its state.
 
     `note` receives what has left the site so far, once at the start, and later refusals by the
     coordinator and second connections under this site's name. With `accept_log` a log goes on
@@ -177,7 +177,7 @@ def join(
 
 @dataclass(frozen=True)
 class _Joined:
-    """A site that takes part."""
+    """A running site."""
 
     kit: Kit
     site: Path
@@ -186,14 +186,14 @@ class _Joined:
     note: Callable[[str], None]
 
     def process(self) -> Process:
-        """NVFlare's process, told where things are here and how much it may take."""
+        """NVFlare's process, with the local paths and size limits."""
         own = {"ATOLL_SITE": str(self.site.resolve()), MIRROR: str(self.mirror.path)}
         limits = limits_of(read_site(self.site).terms().question)
         return Process("client", self.kit, environment(**own, **limits))
 
 
 class _Outside:
-    """Whether the coordinator takes this site, by what NVFlare's process has heard."""
+    """Whether the coordinator accepts this site, from the log of NVFlare's process."""
 
     def __init__(self, kit: Kit, note: Callable[[str], None]) -> None:
         self.kit, self.note, self.notices = kit, note, Notices(kit.folder)
@@ -201,7 +201,7 @@ class _Outside:
         self.notices.clear()
 
     def look(self) -> None:
-        """Pass on what is new; an end to it where the coordinator goes on refusing."""
+        """Report news; raises an error if the coordinator keeps refusing."""
         for notice in self.notices.new():
             self._take(notice)
         if self.words and time.monotonic() - self._since > OUTSIDE_SECONDS:
@@ -250,7 +250,7 @@ def _joined(joined: _Joined, tell: Callable[[str], None], stopping: Callable[[],
 
 
 def _remedy(reason: str) -> str:
-    """What to do about a certificate that is refused; a wrong clock needs no new kit."""
+    """The remedy for a refused certificate; a wrong clock needs no new kit."""
     if any(words in reason for words in ("expired", "not yet valid")):
         remedy = "check the clocks here and at the coordinator"
         return f"{remedy}; if they are right, ask the project's owner for a new kit"
@@ -271,7 +271,7 @@ def _standing_of(kit: Kit) -> str:
 
 
 def _site_line(kit: Kit, status: Path, reason: str) -> str:
-    """How this site stands, in one line."""
+    """The state of this site, in one line."""
     status_fields = read_json(status)
     pieces = [kit.name, reason or f"connected to {kit.server}:{kit.port}"]
     if status_fields.get("run"):

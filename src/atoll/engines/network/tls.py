@@ -1,4 +1,4 @@
-"""TLS as both ends check it: who is there, and whether its certificate is for that.
+"""TLS checks at both ends: who the peer is, and whether its certificate has the right purpose.
 
 NVFlare looks at no host name, and takes a certificate that does not say what it is for. The
 contexts here do: a site takes a coordinator whose certificate is for servers and names the host
@@ -14,16 +14,16 @@ from typing import Any
 __all__ = ["PASSPHRASE", "checked", "client_context", "passphrase", "server_context"]
 
 PASSPHRASE = "ATOLL_PASSPHRASE"  # the variable with the passphrase of a private key
-HANDSHAKE_SECONDS = 10.0  # in which a connection must have said who it is
+HANDSHAKE_SECONDS = 10.0  # seconds for a connection to complete its handshake
 
 
 def passphrase() -> str:
-    """The passphrase of this party's private key, as its environment has it; empty for none."""
+    """The passphrase of this party's private key, from its environment; empty if there is none."""
     return os.environ.get(PASSPHRASE, "")
 
 
 class _Socket(ssl.SSLSocket):
-    """A connection that ends where the other side's certificate is not for what it does.
+    """A connection that ends if the peer's certificate has the wrong purpose.
 
     A server greets when a connection is first used, by the thread that looks after it: somebody who
     connects and says nothing holds up nobody else.
@@ -32,12 +32,12 @@ class _Socket(ssl.SSLSocket):
     greeted = False
 
     def read(self, len: int = 1024, buffer: Any = None) -> Any:
-        """Read, once it is clear who is there."""
+        """Read after the handshake."""
         self._greet()
         return super().read(len, buffer)
 
     def write(self, data: Any) -> int:
-        """Write, once it is clear who is there."""
+        """Write after the handshake."""
         self._greet()
         return super().write(data)
 
@@ -51,7 +51,7 @@ class _Socket(ssl.SSLSocket):
             self.do_handshake()
 
     def do_handshake(self, block: bool = False) -> None:
-        """Greet, within some seconds, then look at what the certificate is for."""
+        """Complete the handshake within some seconds, then check the certificate's purpose."""
         own, before = self.context, self.gettimeout()
         assert isinstance(own, _Context)
         try:

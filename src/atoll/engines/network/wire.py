@@ -1,7 +1,7 @@
 """NVFlare's TCP connections over IPv4 and IPv6, and to a server on the same machine.
 
-NVFlare makes IPv4 sockets alone. This module puts sockets of both kinds in their place; what
-travels over them, and TLS, stay NVFlare's.
+NVFlare only creates IPv4 sockets. This module replaces them with sockets of both kinds; the
+protocol and TLS remain NVFlare's.
 """
 
 import socket
@@ -54,7 +54,7 @@ def connecting(elsewhere: Mapping[str, Sequence[str]] | None = None) -> None:
     addresses = dict(elsewhere or {})
 
     def connect(driver: Any, connector: Any) -> None:
-        """As NVFlare's own, but for the socket."""
+        """Like NVFlare's function, except for the socket."""
         driver.connector, params = connector, connector.params
         host, port = params[DriverParams.HOST.value], int(params[DriverParams.PORT.value])
         sock, secure = _secured(open_connection(addresses.get(host, (host,)), port), params, host)

@@ -1,4 +1,4 @@
-"""A final model as files: weights as safetensors, and a card that says what it reads."""
+"""Exports a final model: weights as safetensors, and a card that describes its inputs."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ __all__ = ["export", "has_means"]
 
 
 def reads(predictor: Predictor) -> dict[str, Any]:
-    """How files become what the model reads, for the card."""
+    """How to convert files to model inputs, for the card."""
     recipe = predictor.recipe
     card: dict[str, Any] = {"classes": recipe["classes"]}
     if recipe.get("task") == "regression":
@@ -39,7 +39,7 @@ def reads(predictor: Predictor) -> dict[str, Any]:
         card |= {"task": task, "words": recipe["words"], "vectors": predictor.run.facts["vectors"]}
     if predictor.kind == "table" or predictor.vertical:
         card |= {"common": recipe.get("common", []), "own": about["own"]}
-        card["scaling"] = about.get("scaling")  # None: columns as the run scaled them
+        card["scaling"] = about.get("scaling")  # None: columns scaled as in the run
     if "blocks" in recipe or "parties" in recipe:
         of_party = "parties" in recipe
         own = parties.blocks(recipe, predictor.site) if of_party else tables.blocks(predictor)
@@ -51,19 +51,19 @@ def reads(predictor: Predictor) -> dict[str, Any]:
 
 
 def has_means(predictor: Predictor) -> bool:
-    """Whether the card has means of training rows: own tables are filled in and scaled by them."""
+    """Whether the card contains means of training rows; own tables use them to impute and scale."""
     if predictor.site == SERVER or predictor.about.get("scaling") is None:
         return False
     return not predictor.vertical or predictor.config.scale != "none"
 
 
 def _target(place: Mapping[str, Any]) -> dict[str, Any]:
-    """In regression, where labels are scaled: an output times the deviation, plus the mean."""
+    """In regression with scaled labels: multiply an output by the deviation and add the mean."""
     return {"target": place["target"]} if "target" in place else {}
 
 
 def export(predictor: Predictor, out: Path, crossed: str) -> Path:
-    """Write a model and its card; `crossed` says what left the site in the run."""
+    """Write a model and its card; `crossed` describes what left the site in the run."""
     tensors = {**predictor.model, **predictor.frozen}
     weights = {n: np.asarray(t.cpu().numpy(), order="C") for n, t in tensors.items()}
     run, variant = predictor.run, predictor.chosen

@@ -1,4 +1,4 @@
-"""Predictions for images: a folder or file of them becomes what one site's network reads."""
+"""Predictions for images: converts a folder or file of images to a site's network inputs."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from atoll.runs.predict.output import Predicted, writing
 
 __all__ = ["predict"]
 
-PIECE = 256  # images that are predicted at a time
+PIECE = 256  # images per batch
 
 
 def predict(predictor: Predictor, path: Path, out: Path, held_out: bool = False) -> Predicted:

@@ -1,4 +1,4 @@
-"""The final model of one part of a run: restored from its folder, without the run's data."""
+"""The final model of one part of a run, restored from its folder without the run's data."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -39,13 +39,13 @@ TYPES = {"table": np.float32, "image": np.uint8, "text": np.int32}  # of a row's
 
 @dataclass(frozen=True)
 class Predictor:
-    """One site's final model in a run's folder, or the server's where the network is cut."""
+    """One site's final model in a run's folder, or the server's if the network is split."""
 
     folder: Path
-    called: str  # the site by its id, or by the name of its domain or file
-    variant: str = ""  # empty: the method's headline
-    task: str = ""  # empty: the last one
-    others: tuple["Predictor", ...] = ()  # the same site in runs of other seeds: averaged
+    called: str  # the site's id, or the name of its domain or file
+    variant: str = ""  # empty: the headline variant of the method
+    task: str = ""  # empty: the last task
+    others: tuple["Predictor", ...] = ()  # the same site in runs with other seeds, to average
 
     @cached_property
     def run(self) -> Run:
@@ -54,7 +54,7 @@ class Predictor:
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """What the models of the run read."""
+        """The description of the inputs of the run's models."""
         if not (self.folder / "config.toml").exists():
             raise absent_run(self.folder)
         if not self.run.recipe:
@@ -65,11 +65,11 @@ class Predictor:
     @property
     def kind(self) -> str:
         """The kind of data: table, image or text."""
-        return str(self.recipe.get("kind", "table"))  # older runs on tables have none
+        return str(self.recipe.get("kind", "table"))  # older runs on tables have no kind
 
     @property
     def vertical(self) -> bool:
-        """Whether sites hold columns of the same rows."""
+        """Whether sites have different columns of the same rows."""
         return bool(self.recipe.get("labels_at_server", "parties" in self.recipe))
 
     @cached_property
@@ -91,7 +91,7 @@ class Predictor:
 
     @property
     def chosen(self) -> str:
-        """The variant to predict with: the one asked for, else the method's headline."""
+        """The variant that predicts: the requested one, else the method's headline."""
         if self.variant and self.variant not in self.run.variants:
             raise UserError(
                 f"this run has no model '{self.variant}'", "--model",
@@ -104,7 +104,7 @@ class Predictor:
 
     @property
     def task_number(self) -> int:
-        """The number of the task to predict: the one asked for, else the last."""
+        """The number of the task to predict: the requested one, else the last."""
         tasks = [str(name) for name in self.run.facts["tasks"]]
         if self.task and self.task not in tasks:
             raise UserError(f"no task '{self.task}'", "--task", nearest(self.task, tasks))
@@ -112,7 +112,7 @@ class Predictor:
 
     @cached_property
     def config(self) -> RunConfig:
-        """The run's config, for this machine's CPU."""
+        """The run's config, adapted to the CPU of this machine."""
         config = recorded(self.folder)
         return dataclasses.replace(config, engine={**config.engine, "device": "cpu"})
 
@@ -126,14 +126,14 @@ class Predictor:
 
     @cached_property
     def frozen(self) -> Tensors:
-        """The values of frozen layers, which are no part of the weights."""
+        """The values of frozen layers, which are not part of the weights."""
         if not self.config.model_options().frozen:
             return {}
         return frozen_values(self._parts.site(self.site).model())
 
     @cached_property
     def _part(self) -> Any:
-        """The client, or the server, as the run left it."""
+        """The client or the server in its final state."""
         state, bare = self._state, self._parts
         if self.kind == "text" and bare.vectors.facts != self.run.facts["vectors"]:
             what = f"the word vectors '{bare.vectors.name}' are not those that the run read"
@@ -163,12 +163,12 @@ class Predictor:
         return model
 
     def outputs(self, rows: Any) -> Tensor:
-        """Logits of rows; embeddings at a site that holds columns, from which the server's come."""
+        """The logits of rows; at a site with columns, the embeddings that the server reads."""
         outputs: Tensor = self._part.predict(self.model, rows)
         return outputs
 
     def final(self, outputs: Tensor) -> Tensor:
-        """Outputs of the network as probabilities of classes; in regression as the label's unit."""
+        """Convert network outputs to class probabilities, in regression to the label's unit."""
         if self.recipe.get("task") != "regression":
             return torch.softmax(outputs.double(), -1)
         place = self.recipe if self.site == SERVER else self.about
@@ -176,7 +176,7 @@ class Predictor:
 
     @torch.no_grad()
     def probabilities(self, x: Array) -> Array:
-        """The probability of each class for rows as a file has them: see `rows`; or the number.
+        """The class probabilities, or predicted numbers, of rows as `rows` expects them.
 
         With runs of other seeds, the mean over all of them.
         """
@@ -186,12 +186,12 @@ class Predictor:
         return np.mean(every, axis=0) if self.others else own
 
     def rows(self, x: Tensor) -> Rows:
-        """Rows as the model reads them: gaps filled in, columns and pixels scaled.
+        """Convert rows to model inputs: impute gaps, scale columns and pixels.
 
         `x` has the columns of the site in ascending order, the bytes of images, or tokens.
         """
         dtype = getattr(torch, self.config.dtype)
-        count = x.shape[0]  # not len(x): symbolic where a graph is traced
+        count = x.shape[0]  # not len(x): it is symbolic while tracing a graph
         none = torch.zeros((count, 0), dtype=dtype)
         y = torch.zeros(count, dtype=torch.int64)
         if self.kind == "text":
@@ -210,7 +210,7 @@ class Predictor:
         return Rows(parts[0], parts[1], y)
 
     def _pixels(self, x: Tensor) -> Tensor:
-        """Bytes of images, scaled; those of a part of an image lie in a line."""
+        """Scale the bytes of images; parts of an image are flattened."""
         shape = tuple(self.recipe["shape"])
         mean, deviation = (
             torch.tensor(value, dtype=x.dtype).expand(shape)
@@ -224,7 +224,7 @@ class Predictor:
 
     @property
     def width(self) -> tuple[int, ...]:
-        """The shape of a row of `rows`."""
+        """The shape of one row for `rows`."""
         if self.kind == "table" or self.vertical:
             return (len(self.about["own"]) + len(self.recipe.get("common", ())),)
         return tuple(self.recipe["shape"])
@@ -235,7 +235,7 @@ def predictor_of(
 ) -> Predictor:
     """The model of a site in a run, or the mean over the seeds in a folder of runs.
 
-    With `seed`, the run of that seed alone.
+    With `seed`, only the run with that seed.
     """
     first, *others = [Predictor(run, site, variant, task) for run in runs_in(folder)] or [
         Predictor(folder, site, variant, task)
@@ -244,7 +244,7 @@ def predictor_of(
         if other.recipe["classes"] != first.recipe["classes"] or _but_seed(other) != _but_seed(
             first
         ):
-            raise absent_run(folder)  # other data, methods or options: no mean
+            raise absent_run(folder)  # different data, methods or options: no mean
     if seed is None:
         return dataclasses.replace(first, others=tuple(others))
     by_seed = {one.config.seed: one for one in (first, *others)}
@@ -255,17 +255,17 @@ def predictor_of(
 
 
 def _but_seed(predictor: Predictor) -> RunConfig:
-    """The config of a run, without what differs between seeds."""
+    """The config of a run, without the values that differ between seeds."""
     return dataclasses.replace(predictor.config, seed=0, name="")
 
 
 def _scaled(x: Tensor, scaling: Any) -> Tensor:
-    """Columns filled in and scaled as a recipe says; None: they are given scaled."""
+    """Impute and scale columns by a recipe; None: they are already scaled."""
     return x if scaling is None else filled(x, torch.tensor(scaling, dtype=torch.float64))
 
 
 def _bare(config: RunConfig, recipe: Mapping[str, Any]) -> Parts:
-    """The parts of a run without its data: shapes alone."""
+    """The parts of a run without its data, only with shapes."""
     kind, sites = recipe.get("kind", "table"), recipe["sites"]
     if "blocks" in recipe:
         shape = [sum(Block.of(block).width for block in recipe["blocks"])]
@@ -285,7 +285,7 @@ def _bare(config: RunConfig, recipe: Mapping[str, Any]) -> Parts:
     if kind == "image":
         config = dataclasses.replace(
             config, public={"name": "patterns", "rows": 1}
-        )  # not asked for
+        )  # not requested
     vertical = recipe.get("labels_at_server", "parties" in recipe)
     common, tests = np.array(recipe.get("common", []), dtype=int), dict.fromkeys(sites, (none,))
     scenario = Scenario(tuple(sites), holdings, common, tests, ("all",), (0,), vertical)
@@ -293,7 +293,7 @@ def _bare(config: RunConfig, recipe: Mapping[str, Any]) -> Parts:
 
 
 def ended_state(folder: Path) -> Tensors:
-    """The states of the parts of a run at its end."""
+    """The final states of the parts of a run."""
     if not (folder / "result.json").exists():
         remedy = f"continue it as it was started, for example atoll run --resume --out {folder}"
         raise UserError("the run has not ended", str(folder), remedy)
@@ -306,7 +306,7 @@ def ended_state(folder: Path) -> Tensors:
 
 
 def held_out_rows(predictor: Predictor, path: Path, count: int, mark: str) -> Array:
-    """The rows of a site's own file that the run kept for tests, of a task if one was asked for."""
+    """The rows of a site's own file that the run reserved for tests, or only those of one task."""
     about = predictor.about
     if "held_out" not in about:
         raise UserError(
@@ -319,12 +319,12 @@ def held_out_rows(predictor: Predictor, path: Path, count: int, mark: str) -> Ar
     if about.get("fingerprint", "") not in ("", mark):  # older runs have none
         refuse_other(path)
     tests = about["held_out"]
-    if predictor.kind == "text":  # each task has a model of its own
+    if predictor.kind == "text":  # each task has a separate model
         tests = [tests[predictor.task_number]]
     return np.concatenate([np.ravel(rows) for rows in tests]).astype(np.int64)
 
 
 def refuse_other(path: Path) -> NoReturn:
-    """Refuse a file that has as many rows as the one that the run read, but other ones."""
+    """Refuse a file with as many rows as the run's file but other content."""
     what = "the file is not the one that the run read, or has changed since"
     raise UserError(what, str(path), "give the file that the run was made with")

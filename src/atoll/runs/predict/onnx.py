@@ -1,11 +1,11 @@
-"""A final model as ONNX: one graph from raw inputs to probabilities, scaling included.
+"""Exports a final model to ONNX: one graph from raw inputs to probabilities, including scaling.
 
 Needs the extra `onnx`. The input `x` has the columns that the site's model reads in the order of
-the card's `columns`, NaN where a number is missing; or the bytes of images; or tokens, numbered as
-the card's `words`. Where the network is cut, the graph of a site ends with embeddings; that of the
-server has one input for each site, its embeddings, and ends with probabilities.
+the card's `columns`, NaN for missing numbers; or the bytes of images; or tokens, numbered as in
+the card's `words`. If the network is split, the graph of a site ends with embeddings; that of the
+server has one input of embeddings per site and ends with probabilities.
 
-The metadata of the file say in JSON what the model reads: `classes`, `columns` and `preprocessing`.
+The metadata of the file describe the inputs as JSON: `classes`, `columns` and `preprocessing`.
 `predict.py` beside it (`standalone.py` here) reads them, and predicts without atoll.
 """
 
@@ -33,9 +33,9 @@ from atoll.runs.predict.model import Predictor
 __all__ = ["write"]
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
-SCRIPT = Path(__file__).with_name("standalone.py")  # becomes predict.py
-ROWS = 7  # of the inputs that a graph is traced and compared with
-FEWER = 3  # rows that it is compared with again
+SCRIPT = Path(__file__).with_name("standalone.py")  # the source of predict.py
+ROWS = 7  # seed of the inputs for tracing and comparing a graph
+FEWER = 3  # number of rows for a second comparison
 
 
 class _Graph(nn.Module):
@@ -59,7 +59,7 @@ class _Graph(nn.Module):
 
 
 def write(predictor: Predictor, path: Path) -> Path:
-    """Write the model, and refuse one whose outputs differ from our own."""
+    """Write the model; raises an error if its outputs differ from those of the original."""
     for name in NEEDED:
         try:
             importlib.import_module(name)
@@ -69,13 +69,13 @@ def write(predictor: Predictor, path: Path) -> Path:
     graph = _Graph(predictor).eval()
     inputs = _examples(predictor)
     with torch.no_grad():
-        expected = graph(*inputs)  # before the trace, which cannot build a network: sites cache it
+        expected = graph(*inputs)  # build before the trace, which cannot build it; sites cache it
     regression = predictor.recipe.get("task") == "regression"
     output = "numbers" if regression else "probabilities"
     if predictor.vertical and predictor.site != SERVER:
         output = "embedding"
     rows = {0: torch.export.Dim("rows")}
-    for name in ("onnxscript", "torch.onnx"):  # they warn of libraries that are not needed
+    for name in ("onnxscript", "torch.onnx"):  # these warn about unused libraries
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -97,7 +97,7 @@ def write(predictor: Predictor, path: Path) -> Path:
 
 
 def _describe(predictor: Predictor, path: Path) -> None:
-    """Write what the model reads into its metadata, and a script that needs nothing else."""
+    """Write the description of the inputs to the metadata, and a standalone script."""
     library = importlib.import_module("onnx")
     model = library.load(str(path))
     recipe, steps = predictor.recipe, preprocessing(predictor)
@@ -108,12 +108,12 @@ def _describe(predictor: Predictor, path: Path) -> None:
     values = {key: json.dumps(value) for key, value in described.items()}
     library.helper.set_model_props(model, values)
     write_whole(path, model.SerializeToString())
-    if not predictor.vertical:  # one party alone has no prediction
+    if not predictor.vertical:  # a single party has no prediction
         write_whole(path.with_name("predict.py"), SCRIPT.read_bytes())
 
 
 def preprocessing(predictor: Predictor) -> dict[str, Any]:
-    """How a file becomes the input of the graph; filling in and scaling are part of the graph."""
+    """The steps from a file to the graph's input; the graph includes imputation and scaling."""
     recipe, data = predictor.recipe, predictor.config.data
     steps: dict[str, Any] = {
         "kind": predictor.kind,
@@ -138,7 +138,7 @@ def preprocessing(predictor: Predictor) -> dict[str, Any]:
 
 
 def _examples(predictor: Predictor) -> tuple[Tensor, ...]:
-    """Some inputs to trace the graph with and to compare outputs for; own tables have gaps."""
+    """Example inputs for tracing the graph and comparing outputs; own tables include gaps."""
     if predictor.site == SERVER:
         width = int(predictor.config.options().width)
         one = torch.linspace(-2, 2, ROWS * width, dtype=getattr(torch, predictor.config.dtype))
@@ -147,7 +147,7 @@ def _examples(predictor: Predictor) -> tuple[Tensor, ...]:
     count = int(np.prod(shape))
     if predictor.kind == "table":
         table = torch.linspace(-2, 2, count).view(shape)
-        if predictor.about.get("scaling") is not None:  # own tables: gaps are filled in
+        if predictor.about.get("scaling") is not None:  # own tables: gaps are imputed
             table[3] = torch.nan
         return (table,)
     if predictor.kind == "image":
@@ -158,7 +158,7 @@ def _examples(predictor: Predictor) -> tuple[Tensor, ...]:
 def _compare(names: list[str], inputs: tuple[Tensor, ...], expected: Tensor, path: Path) -> None:
     runtime = importlib.import_module("onnxruntime")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    for rows in (ROWS, FEWER):  # of another count too: the graph is not for these rows alone
+    for rows in (ROWS, FEWER):  # also test another number of rows: the graph must not depend on it
         values = {name: x[:rows].numpy() for name, x in zip(names, inputs, strict=True)}
         try:
             (theirs,) = session.run(None, values)

@@ -1,4 +1,4 @@
-"""Predictions as a CSV file: one line a row, with the class and every probability, or a number."""
+"""Writes predictions as CSV: one line per row with the class and all probabilities, or a number."""
 
 import csv
 import io
@@ -23,23 +23,23 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Predicted:
-    """What came of a file: how many rows, how many right where the label is known, and remarks."""
+    """The result of a file: counts of rows and of correct predictions, and remarks."""
 
     rows: int = 0
     judged: int = 0  # rows whose label is a class of the model
-    right: int | None = None  # of these; none where there are none
-    unlabelled: int = 0  # rows of a file with labels that have none
-    absolute: float = 0.0  # regression: the sum of absolute errors of the judged rows
-    squared: float = 0.0  # likewise of squared errors
-    foreign: int = 0  # rows whose label is no class of the model, or no number
+    right: int | None = None  # correct predictions among these; None if there are no such rows
+    unlabelled: int = 0  # unlabelled rows of a file with labels
+    absolute: float = 0.0  # regression: the sum of absolute errors of rows with a label
+    squared: float = 0.0  # regression: the sum of squared errors
+    foreign: int = 0  # rows whose label is not a class of the model, or not a number
     unseen: dict[str, int] = field(default_factory=dict)  # column -> values that no row had
-    absent: tuple[str, ...] = ()  # columns that the file lacks
-    lacking: dict[str, list[str]] = field(default_factory=dict)  # parties' file -> ids not in it
+    absent: tuple[str, ...] = ()  # columns missing in the file
+    lacking: dict[str, list[str]] = field(default_factory=dict)  # party's file -> ids not in it
 
     def judge(
         self, guesses: Sequence[str], labels: Sequence[str | None], classes: Sequence[str]
     ) -> None:
-        """Count what is right, where the label is one of the classes."""
+        """Count correct predictions if the label is one of the classes."""
         for guess, label in zip(guesses, labels, strict=True):
             if label is None:
                 self.unlabelled += 1
@@ -50,7 +50,7 @@ class Predicted:
                 self.right = (self.right or 0) + (guess == label)
 
     def judge_numbers(self, guesses: Array, labels: Sequence[str | None]) -> None:
-        """Add up errors, where the label is a number."""
+        """Sum up errors if the label is a number."""
         numbers = as_numbers(pa.array(labels, pa.string()), comma=True).to_pylist()
         for guess, label, number in zip(guesses.tolist(), labels, numbers, strict=True):
             if label is None:
@@ -65,7 +65,7 @@ class Predicted:
 
 @dataclass
 class Writer:
-    """Writes lines of predictions and counts them."""
+    """Writes and counts lines of predictions."""
 
     file: TextIO
     classes: Sequence[str]
@@ -79,9 +79,9 @@ class Writer:
         labels: Sequence[str | None] | None,
         ids: Sequence[str | None] | None = None,
     ) -> None:
-        """Write a line for each name; with labels, count what is right.
+        """Write a line for each name; with labels, count correct predictions.
 
-        `ids` are the values of the id column, which come after the names.
+        `ids` are the values of the id column, which follow the names.
         """
         more = [()] * len(names) if ids is None else [(id or "",) for id in ids]
         lines = csv.writer(self.file, lineterminator="\n")
@@ -103,9 +103,9 @@ class Writer:
 def writing(
     out: Path, first: Sequence[str], recipe: Mapping[str, Any], inputs: Sequence[Path], run: Path
 ) -> Iterator[Writer]:
-    """A file of predictions, there whole or not at all; `first` names its first columns.
+    """Open a file of predictions and write it atomically; `first` names its first columns.
 
-    An input, a file of the run, and anything but predictions of the same columns is not replaced.
+    Overwrites only predictions of the same columns: never an input or a file of the run.
     """
     line = io.StringIO()
     regression = recipe.get("task") == "regression"

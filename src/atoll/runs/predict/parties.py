@@ -1,6 +1,6 @@
-"""Predictions where parties hold columns of the same rows: a file of each, matched by ids.
+"""Predictions if parties have columns of the same rows: one file per party, matched by ids.
 
-All files are read here, in one place, and so are all halves of the network: so the caller sees
+This module reads all files and all halves of the network in one process, so the caller sees
 the columns of every party. Nothing is private here.
 """
 
@@ -31,8 +31,8 @@ from atoll.runs.predict.tables import labels, numbers
 
 __all__ = ["Halves", "Lacking", "blocks", "predict"]
 
-Lacking = Literal["drop", "fill"]  # what to do with an id that some party has no row of
-PIECE = 4096  # rows that are predicted at once
+Lacking = Literal["drop", "fill"]  # how to treat an id without a row at some party
+PIECE = 4096  # rows per batch of predictions
 
 
 def _wrong(what: str, where: str | Path, remedy: str) -> UserError:
@@ -41,7 +41,7 @@ def _wrong(what: str, where: str | Path, remedy: str) -> UserError:
 
 @dataclass(frozen=True)
 class Halves:
-    """All halves of a network that is cut, in one place."""
+    """All halves of a split network in one process."""
 
     folder: Path
     variant: str = ""
@@ -58,11 +58,11 @@ class Halves:
 
     @torch.no_grad()
     def logits(self, rows: Mapping[str, Any]) -> torch.Tensor:
-        """The logits of rows of which each client has its columns, as its half reads them."""
+        """The logits of rows, from the columns of each client as its half reads them."""
         return self.server.outputs({id: self.clients[id].outputs(own) for id, own in rows.items()})
 
     def probabilities(self, columns: Mapping[str, Array]) -> Array:
-        """The probability of each class for rows of which each party has its encoded columns."""
+        """The class probabilities of rows, from the encoded columns of each party."""
         rows = {id: self.clients[id].rows(torch.from_numpy(x)) for id, x in columns.items()}
         return np.asarray(self.server.final(self.logits(rows)).numpy())
 
@@ -73,10 +73,10 @@ class _File:
 
     party: str
     sheet: Sheet
-    ids: dict[str, int]  # as they are compared -> row
-    written: list[str]  # as the file has them
-    x: Array  # (rows, the party's columns of numbers)
-    labels: list[str | None]  # none where the file has no label
+    ids: dict[str, int]  # normalised id -> row
+    written: list[str]  # ids as in the file
+    x: Array  # (rows, numeric columns of the party)
+    labels: list[str | None]  # empty if the file has no label
 
 
 def predict(
@@ -86,7 +86,7 @@ def predict(
     lacking: Lacking = "drop",
     held_out: bool = False,
 ) -> Predicted:
-    """Write a CSV with a prediction for each id: the class, every probability."""
+    """Write a CSV with a prediction for each id: the class and all probabilities."""
     recipe = predictor.recipe
     assigned = _assigned(recipe, assignments, lacking == "fill")
     inputs = [path for _, path in assigned]
@@ -110,7 +110,7 @@ def predict(
 def _assigned(
     recipe: Mapping[str, Any], assignments: Sequence[str], some: bool
 ) -> list[tuple[str, Path]]:
-    """The party of each file: from PARTY=FILE, else by the order of the run's parties."""
+    """The party of each file: from PARTY=FILE, else in the order of the run's parties."""
     every, clients = list(recipe["parties"]), list(recipe["sites"])
     paths = dict[str, Path]()
     pairs = [text.partition("=") for text in assignments if "=" in text and not Path(text).exists()]
@@ -136,7 +136,7 @@ def _assigned(
 
 
 def _read(recipe: Mapping[str, Any], party: str, path: Path, counts: Predicted) -> _File:
-    """A party's rows as numbers, its columns checked by their names."""
+    """Read a party's rows as numbers; check the names of its columns."""
     rules = build(Rules, recipe.get("rules", {}).get(party, {}), "recipe.json")
     sheet, key, label = rename_columns(opened(path), rules), recipe["id"], recipe["label"]
     own = blocks(recipe, party)
@@ -169,13 +169,13 @@ def _read(recipe: Mapping[str, Any], party: str, path: Path, counts: Predicted) 
 
 
 def blocks(recipe: Mapping[str, Any], party: str) -> list[Block]:
-    """The columns of a party, counted from its own first one."""
+    """The columns of a party, with indices relative to its first column."""
     own = [Block.of(block) for block in recipe["parties"][party]]
     return [dataclasses.replace(block, start=block.start - own[0].start) for block in own]
 
 
 def _matched(files: Sequence[_File], lacking: Lacking, counts: Predicted) -> dict[str, str]:
-    """The ids to answer, as they are written, in the order in which they come."""
+    """The ids to predict, as written, in order of appearance."""
     every: dict[str, str] = {}
     for file in files:
         for id, row in file.ids.items():
@@ -189,7 +189,7 @@ def _matched(files: Sequence[_File], lacking: Lacking, counts: Predicted) -> dic
 
 
 def _held_out(recipe: Mapping[str, Any], files: Sequence[_File]) -> set[str]:
-    """The ids of the rows that the run kept for its tests, by the active party's file."""
+    """The ids of the rows that the run reserved for tests, from the active party's file."""
     active = [file for file in files if file.party == recipe["active"]]
     if not active:
         what = f"held-out rows need the file of '{recipe['active']}'"
@@ -213,10 +213,10 @@ def _held_out(recipe: Mapping[str, Any], files: Sequence[_File]) -> set[str]:
 def _predict(
     seeds: Sequence[Halves], files: Sequence[_File], ids: Mapping[str, str], writer: Writer
 ) -> None:
-    """Write the predictions, a piece of the rows at a time; of several seeds, their mean."""
+    """Write the predictions in chunks of rows; for several seeds, their mean."""
     by_id = dict[str, str | None]()
     for file in files:
-        by_id |= dict(zip(file.ids, file.labels, strict=False))  # some have no label at all
+        by_id |= dict(zip(file.ids, file.labels, strict=False))  # some rows may have no label
     for start in range(0, len(ids), PIECE):
         piece = list(islice(ids, start, start + PIECE))
         columns = _columns(seeds[0].server.recipe, files, piece)
@@ -229,7 +229,7 @@ def _predict(
 def _columns(
     recipe: Mapping[str, Any], files: Sequence[_File], ids: Sequence[str]
 ) -> dict[str, Array]:
-    """Each party's columns for some ids; all of them are missing where it has no row."""
+    """Each party's columns for some ids; all values are missing if it has no row."""
     by_party = {file.party: file for file in files}
     columns = {}
     for party in recipe["sites"]:

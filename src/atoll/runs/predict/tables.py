@@ -1,4 +1,4 @@
-"""Predictions for own tables: a file becomes the columns that one site's model reads."""
+"""Predictions for own tables: converts a file to the columns that a site's model reads."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ __all__ = ["blocks", "labels", "numbers", "predict", "probabilities", "rules_of"
 
 
 def blocks(predictor: Predictor) -> list[Block]:
-    """The columns of a file that the site's model reads, in the order in which it reads them."""
+    """The columns of a file that the site's model reads, in the model's order."""
     recipe = predictor.recipe
     if "parties" in recipe:
         what = "parties hold columns of the same rows here"
@@ -36,9 +36,9 @@ def blocks(predictor: Predictor) -> list[Block]:
 
 
 def predict(predictor: Predictor, file: Path, out: Path, held_out: bool = False) -> Predicted:
-    """Write a CSV with a prediction for each row: its number, the class, every probability.
+    """Write a CSV with a prediction for each row: its number, the class, all probabilities.
 
-    In regression the predicted number stands in place of class and probabilities.
+    In regression the predicted number replaces class and probabilities.
     """
     read, recipe = blocks(predictor), predictor.recipe
     columns = {block.column for block in read}
@@ -60,7 +60,7 @@ def predict(predictor: Predictor, file: Path, out: Path, held_out: bool = False)
 
 
 def probabilities(predictor: Predictor, file: Path) -> Array:
-    """The probability of each class of each row of a file, in the order of the recipe's classes."""
+    """The class probabilities of each row of a file, in the order of the recipe's classes."""
     recipe, rules = predictor.recipe, rules_of(predictor)
     sheet = rename_columns(opened(file), rules)
     parts = []
@@ -72,7 +72,7 @@ def probabilities(predictor: Predictor, file: Path) -> Array:
 
 
 def rules_of(predictor: Predictor) -> Rules:
-    """How the site's file is harmonised; older runs have no rules."""
+    """The harmonisation rules of the site's file; older runs have none."""
     by_site = predictor.recipe.get("rules", {})
     usual = by_site.get(predictor.site, next(iter(by_site.values()), {}))
     return build(Rules, predictor.about.get("rules", usual), "recipe.json")
@@ -81,7 +81,7 @@ def rules_of(predictor: Predictor) -> Rules:
 def _predict(
     predictor: Predictor, sheet: Sheet, rules: Rules, writer: Writer, chosen: set[int] | None
 ) -> None:
-    """Write the predictions, a piece of the file at a time."""
+    """Write the predictions, one chunk of the file at a time."""
     recipe, label = predictor.recipe, predictor.recipe["label"]
     rare = recipe.get("rare", {})
     for first, raw in _pieces(sheet, recipe["missing"]):
@@ -104,7 +104,7 @@ def _predict(
 
 
 def _held_out(predictor: Predictor, sheet: Sheet) -> Array:
-    """The rows of the file that the run kept for its tests."""
+    """The rows of the file that the run reserved for tests."""
     counted = sum(len(batch) for batch in batches(sheet, ()))
     files = _read_files(predictor, sheet)
     if counted not in [rows for _, rows, _ in files]:
@@ -157,7 +157,7 @@ def labels(column: pa.Array, places: Sequence[int], classes: Sequence[str]) -> l
 
 
 def _whole(text: pa.Array) -> list[str | None]:
-    """Text, in which 1.0 is 1."""
+    """Text in which 1.0 becomes 1."""
     whole: list[str | None] = pc.replace_substring_regex(
         text, r"^(-?[0-9]+)\.0+$", r"\1"
     ).to_pylist()
@@ -179,9 +179,9 @@ def numbers(
     counts: Predicted,
     rare: Mapping[str, Sequence[str]] | None = None,
 ) -> Array:
-    """Some columns of a file as numbers, side by side, of the rows of a piece.
+    """Some columns of a file as a numeric matrix, for the rows of a chunk.
 
-    `rare` are levels by column that the run read and that have no column of their own.
+    `rare` maps columns to levels that the run read but that have no separate column.
     """
     parts = [np.zeros((len(batch), 0), dtype=np.float32)]
     for block in blocks:
@@ -196,7 +196,7 @@ def numbers(
 
 
 def _fits(block: Block, text: pa.Array, sheet: Sheet, first: int) -> None:
-    """Refuse a word where the model reads numbers, or too large a number, by its line."""
+    """Raise an error with the line if a value is not a number, or too large."""
     if block.kind == "text":
         return
     values = as_numbers(text, sheet.comma) if block.kind == "number" else as_dates(text)

@@ -1,4 +1,4 @@
-"""Predictions for texts: a file of them becomes tokens of the run's vocabulary."""
+"""Predictions for texts: converts a file of texts to tokens of the run's vocabulary."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from atoll.runs.predict.tables import rules_of
 
 __all__ = ["predict"]
 
-PIECE = 1024  # texts that are predicted at a time
+PIECE = 1024  # texts per batch
 
 
 def predict(predictor: Predictor, path: Path, out: Path, held_out: bool = False) -> Predicted:
